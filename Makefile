@@ -6,7 +6,7 @@ PEERS_VLLM := .venv-peers-vllm
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-rdma test-hosts chaos lint proto experiments image-pins peers performance clean
+.PHONY: help serve test test-rdma test-hosts chaos chaos-series lint proto experiments image-pins peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ test-hosts: $(VENV)/.installed-dev ## clusters of many machines: joined, placed 
 
 chaos: $(VENV)/.installed-dev ## a real cluster under faults, checked all the time (ARGS="--minutes 10 --seed N"; docs/chaos.md)
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-series: $(VENV)/.installed-dev ## ten runs of it with all shapes, an hour of faults, and their table (ARGS=a new directory)
+	@exec $(BIN)/python -m tests.chaos.series $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types, import layers
 	$(BIN)/ruff check .

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +41,7 @@ def main() -> int:
         found = violations(history)
         keep = keep or bool(found)
         command = f'make chaos ARGS="--minutes {arguments.minutes:g} --seed {seed} --shape {shape.name}"'
-        run = report.Run(seed, shape.name, arguments.minutes, command, str(directory / "chaos" / "run" / "logs"), _commit())
+        run = report.Run(seed, shape.name, arguments.minutes, command, str(directory / "chaos" / "run" / "logs"), report.commit())
         print(report.text(run, history, found))
         if arguments.report is not None:
             arguments.report.write_text(json.dumps(report.document(run, history, found), indent=1, ensure_ascii=False) + "\n")
@@ -82,11 +81,6 @@ def _arguments() -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return arguments
-
-
-def _commit() -> str:
-    result = subprocess.run(("git", "describe", "--always", "--dirty"), capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def one_terminal_reply(history: History) -> Iterator[Violation]:
 
 
 def none_is_lost(history: History) -> Iterator[Violation]:
-    """What was accepted is completed, unless its gateway died or its deadline has passed."""
+    """What was accepted is completed, unless its gateway was killed or told to end, or its deadline has passed."""
     for exchange in history.exchanges:
         if exchange.ended_s is None:
             what = f"has not ended: {exchange.broken or 'nothing more came'}"
@@ -302,9 +302,29 @@ def _after_finish(exchange: Exchange) -> int | None:
     return None
 
 
+def why(history: History, exchange: Exchange) -> str:
+    """Why it came to what it did, in a word or two: what the gateway said, or what befell the gateway."""
+    match exchange.outcome:
+        case "refused":
+            return f"{exchange.status} {exchange.code or ''}".strip()
+        case "failed":
+            return exchange.code or "no code"
+        case "broken off" | "no answer":
+            if _gateway_hit(history, exchange, _kills):
+                return "gateway killed"
+            if _gateway_hit(history, exchange, lambda fault: fault.kind == "end"):
+                return "gateway told to end"
+            return "gateway away" if _gateway_away(history, exchange) else "unexplained"
+    return ""
+
+
 def _gateway_died(history: History, exchange: Exchange) -> bool:
-    """By what was injected."""
-    return _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill)
+    """By what was injected. Who is told to end is given no time for it: `drain_s` is 0."""
+    return _gateway_hit(history, exchange, lambda fault: _kills(fault) or fault.kind == "end")
+
+
+def _kills(fault: Fault) -> bool:
+    return fault.kind == "kill" or fault.then_kill
 
 
 def _gateway_away(history: History, exchange: Exchange) -> bool:

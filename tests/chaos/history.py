@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tests.chaos.plan import DUTY_CYCLE_S, Fault
 from tests.chaos.workload import Item
@@ -44,6 +44,11 @@ class Piece:
     text: str
     tokens: tuple[Token, ...] = ()
     finish: str | None = None
+
+
+Outcome = Literal["completed", "aborted", "refused", "failed", "broken off", "no answer", "not ended"]
+"""What became of a request: it failed when it was accepted and ended by an error."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(slots=True)
@@ -89,6 +94,20 @@ class Exchange:
     def accepted(self) -> bool:
         """As far as its client can tell."""
         return self.status == 200
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.ended_s is None:
+            return "not ended"
+        if self.status is None:
+            return "no answer"
+        if not self.accepted:
+            return "refused"
+        if self.aborted:
+            return "aborted"
+        if self.dones:
+            return "completed"
+        return "failed" if self.errors else "broken off"
 
     @property
     def code(self) -> str | None:
@@ -231,6 +250,7 @@ class History:
     exchanges: list[Exchange] = field(default_factory=list)
     injections: list[Injection] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    rounds: list[Interval] = field(default_factory=list)
     calm_points: list[CalmPoint] = field(default_factory=list)
     aftermath: Aftermath | None = None
     died: str | None = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.apis import DIALECTS
-from tests.chaos.checks import Excuses, Violation, excuses
-from tests.chaos.history import Exchange, History, Injection
+from tests.chaos.checks import Excuses, Violation, excuses, why
+from tests.chaos.history import OUTCOMES, Exchange, History, Injection, Outcome
 
 SHOWN_OF_A_KIND = 6
 SHOWN_FAULTS = 6
@@ -47,6 +48,12 @@ class Row:
     wrong: int
 
 
+def commit() -> str:
+    """That is checked out here, `-dirty` where files are others."""
+    result = subprocess.run(("git", "describe", "--always", "--dirty"), capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
 def rows(history: History, violations: Sequence[Violation]) -> list[Row]:
     wrong = {violation.exchange for violation in violations if violation.kind == "wrong output"}
     failed = {
@@ -81,6 +88,7 @@ def document(run: Run, history: History, violations: Sequence[Violation]) -> dic
     return {
         "run": asdict(run),
         "totals": _totals(history),
+        "reasons": {outcome: dict(reasons) for outcome, reasons in _reasons(history).items()},
         "rows": [asdict(row) for row in rows(history, violations)],
         "violations": [{**asdict(violation), "explanation": list(explanation(history, violation))} for violation in violations],
         "injections": [
@@ -117,6 +125,8 @@ def _text(run: Run, history: History, violations: Sequence[Violation]) -> Iterat
     ).items():
         yield f"not injected, {count} times: {reason}"
     yield "; ".join(f"{name} {value}" for name, value in totals.items())
+    for outcome, reasons in _reasons(history).items():
+        yield f"{outcome}: " + ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
     stalls = [end - begin for begin, end in history.own_stalls]
     longest_s = max(stalls, default=0.0)
     yield f"the clients themselves stood still {len(stalls)} times, {longest_s:.2f} s at most, {sum(stalls):.2f} s in all (not counted)"
@@ -199,16 +209,24 @@ def _row(
 
 def _totals(history: History) -> dict[str, Any]:
     exchanges = history.exchanges
+    outcomes = Counter(exchange.outcome for exchange in exchanges)
     return {
         "requests": len(exchanges),
-        "completed": sum(bool(exchange.dones) for exchange in exchanges),
-        "aborted": sum(exchange.aborted for exchange in exchanges),
-        "refused": sum(exchange.status not in (None, 200) for exchange in exchanges),
-        "connections broken": sum(exchange.broken is not None for exchange in exchanges),
+        **{outcome: outcomes[outcome] for outcome in OUTCOMES},
         "pieces": sum(len(exchange.pieces) for exchange in exchanges),
         "faults": sum(injection.not_injected is None for injection in history.injections),
+        "minutes of rounds": round(sum(end - begin for begin, end in history.rounds) / 60, 2),
         "calm points": len(history.calm_points),
     }
+
+
+def _reasons(history: History) -> dict[Outcome, Counter[str]]:
+    """Of what was neither completed nor aborted, in order of the outcomes."""
+    reasons: dict[Outcome, Counter[str]] = {outcome: Counter() for outcome in OUTCOMES}
+    for exchange in history.exchanges:
+        if reason := why(history, exchange):
+            reasons[exchange.outcome][reason] += 1
+    return {outcome: counts for outcome, counts in reasons.items() if counts}
 
 
 def _kind(injection: Injection) -> str:

@@ -99,6 +99,7 @@ class Run:
         seed = self._seed * 1000 + one.number
         running = [asyncio.create_task(clients.run(f"client-{n}", seed, n, self._items, over)) for n in range(self._shape.clients)]
         begins_at = time.monotonic()
+        began_s = self._clock()
         faults = []
         for fault in one.faults:
             await asyncio.sleep(begins_at + fault.at_s - time.monotonic())
@@ -108,6 +109,7 @@ class Run:
         await asyncio.gather(*faults)
         await asyncio.sleep(begins_at + one.lasts_s - time.monotonic() if cluster.alive else 0.0)
         over.set()
+        history.rounds.append((began_s, self._clock()))
         await asyncio.gather(*running, *self._flooding)
         self._flooding.clear()
         if not cluster.alive:

@@ -130,6 +130,20 @@ SHAPES = (
     ),
 )
 
+SERIES = (
+    "default",
+    "gateways",
+    "ssd",
+    "shedding",
+    "tcp+stages",
+    "ranks+gateways",
+    "tiny+ssd",
+    "conductors+gateways",
+    "stages+ranks+tcp",
+    "plain",
+)
+"""What a series of runs goes through."""
+
 
 def choose(seed: int) -> Shape:
     """One of the shapes, or two of them mixed."""

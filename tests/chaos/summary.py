@@ -4,38 +4,54 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import shapes
+from tests.chaos.history import OUTCOMES
+
+_COLUMNS = ("requests", *OUTCOMES, "pieces", "faults", "minutes of rounds")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.summary", description=__doc__)
     parser.add_argument("reports", nargs="+", type=Path)
-    print(summary([json.loads(path.read_text()) for path in parser.parse_args().reports]))
+    try:
+        print(summary([json.loads(path.read_text()) for path in parser.parse_args().reports]))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def summary(reports: Sequence[dict[str, Any]]) -> str:
-    """Markdown: the runs, then the faults of all of them. Of shapes in which requests wait for room, no gaps."""
-    return "\n".join([*_runs(reports), "", *_faults(reports)])
+    """Markdown: the runs, why requests were not completed, then the faults of all runs. Of shapes in which requests wait for room, no gaps.
+    Raises ValueError for runs that do not belong together."""
+    commits = sorted({report["run"]["commit"] for report in reports})
+    if len(commits) != 1:
+        raise ValueError(f"these are runs of {len(commits)} commits, of which no one table tells: {', '.join(commits)}")
+    lines = [f"Commit {commits[0]}.", "", *_runs(reports), "", *_reasons(reports), "", *_faults(reports)]
+    return "\n".join(lines)
 
 
-def _runs(reports: Sequence[dict[str, Any]]) -> list[str]:
-    columns = ("requests", "completed", "aborted", "refused", "pieces", "faults")
-    lines = [_line("shape", "seed", "minutes", *columns, "violations"), _line(*["---"] * (len(columns) + 4))]
+def _runs(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield from _head("shape", "seed", *_COLUMNS, "violations")
     for report in reports:
         run, totals = report["run"], report["totals"]
-        lines.append(
-            _line(run["shape"], run["seed"], f"{run['minutes']:g}", *(totals[name] for name in columns), len(report["violations"]))
-        )
-    together = [sum(report["totals"][name] for report in reports) for name in columns]
-    minutes = sum(report["run"]["minutes"] for report in reports)
-    return [*lines, _line("together", "", f"{minutes:g}", *together, sum(len(report["violations"]) for report in reports))]
+        yield _line(run["shape"], run["seed"], *(_number(totals[name]) for name in _COLUMNS), len(report["violations"]))
+    together = [_number(sum(report["totals"][name] for report in reports)) for name in _COLUMNS]
+    yield _line("together", "", *together, sum(len(report["violations"]) for report in reports))
 
 
-def _faults(reports: Sequence[dict[str, Any]]) -> list[str]:
+def _reasons(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield from _head("outcome", "reason", *(report["run"]["seed"] for report in reports), "together")
+    for outcome in OUTCOMES:
+        of_each = [report["reasons"].get(outcome, {}) for report in reports]
+        for reason in sorted({reason for reasons in of_each for reason in reasons}):
+            counts = [reasons.get(reason, 0) for reasons in of_each]
+            yield _line(outcome, reason, *counts, sum(counts))
+
+
+def _faults(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for report in reports:
         gaps = ("longest_gap_s", "unexcused_gap_s")
@@ -46,16 +62,23 @@ def _faults(reports: Sequence[dict[str, Any]]) -> list[str]:
             for name, value in row.items():
                 if isinstance(value, int | float):
                     sums[name] = max(sums.get(name, 0.0), value) if name in gaps else sums.get(name, 0) + value
-    lines = [_line("fault", "of", "times", "requests in flight", "longest gap (s)", "of it unexcused (s)", "failed", "wrong")]
-    lines.append(_line(*["---"] * 8))
+    yield from _head("fault", "of", "times", "requests in flight", "longest gap (s)", "of it unexcused (s)", "failed", "wrong")
     for (fault, target), row in sorted(merged.items()):
         gaps_s = (f"{row['longest_gap_s']:.1f}", f"{row['unexcused_gap_s']:.1f}")
-        lines.append(_line(fault, target, row["injected"], row["requests"], *gaps_s, row["failed"], row["wrong"]))
-    return lines
+        yield _line(fault, target, row["injected"], row["requests"], *gaps_s, row["failed"], row["wrong"])
+
+
+def _head(*names: object) -> Iterator[str]:
+    yield _line(*names)
+    yield _line(*["---"] * len(names))
 
 
 def _line(*cells: object) -> str:
     return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tests.chaos import report
 from tests.chaos.__main__ import ONLY_GAPS, exit_code
 from tests.chaos.checks import CHECKS, Violation, violations
 from tests.chaos.history import (
+    OUTCOMES,
     Aftermath,
     Answer,
     CalmPoint,
@@ -459,8 +460,50 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     document = report.document(run, past, found)
     assert document["violations"][0]["exchange"] == 1
     together = summary([document, document]).splitlines()
-    assert "| together |  | 2 | 2 | 2 | 0 | 0 | 6 | 4 | 2 |" in together
+    assert together[0] == "Commit abc."
+    assert "| together |  | 2 | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 6 | 4 | 0.0 | 2 |" in together
     assert together[-2:] == ["| cut | x | 0 | 0 | 0.0 | 0.0 | 0 | 0 |", "| kill | decode | 4 | 2 | 2.0 | 2.0 | 0 | 2 |"]
+
+
+def test_the_table_leaves_no_request_out() -> None:
+    def ended(**values: Any) -> Exchange:
+        return exchange(**{"pieces": [], "dones": 0, "completion_tokens": None, **values})
+
+    killed = {"gateway": "gateway-0", "sent_s": 40.0, "ended_s": 45.0}
+    past = history(
+        exchange(),
+        exchange(aborted=True),
+        *(refused(503, "no_capacity"), refused(503, "no_capacity"), refused(400)),
+        ended(errors=[{"code": "deadline"}]),
+        ended(errors=[{"message": "lost"}]),
+        ended(broken="ReadError"),
+        ended(broken="ReadError", **killed),
+        ended(status=None, broken="ConnectError", **killed),
+        ended(status=None, broken="ConnectError", sent_s=80.0, ended_s=85.0),
+        ended(status=None, broken="ConnectError", sent_s=120.0, ended_s=125.0),
+        ended(ended_s=None),
+        injections=[injected("kill", "gateway-0", 42.0), injected("end", "gateway-0", 82.0), injected("stop", "gateway-0", 121.0, 124.0)],
+        rounds=[(0.0, 45.0), (60.0, 105.0)],
+    )
+    document = report.document(report.Run(3, "plain", 1.0, "", "", "abc"), past, ())
+    outcomes = {name: document["totals"][name] for name in OUTCOMES}
+    expected = {"completed": 1, "aborted": 1, "refused": 3, "failed": 2, "broken off": 2, "no answer": 3, "not ended": 1}
+    assert outcomes == expected and sum(outcomes.values()) == document["totals"]["requests"]
+    assert document["totals"]["minutes of rounds"] == 1.5
+    assert document["reasons"] == {
+        "refused": {"503 no_capacity": 2, "400": 1},
+        "failed": {"deadline": 1, "no code": 1},
+        "broken off": {"unexplained": 1, "gateway killed": 1},
+        "no answer": {"gateway killed": 1, "gateway told to end": 1, "gateway away": 1},
+    }
+    lines = summary([document, document]).splitlines()
+    assert "| refused | 503 no_capacity | 2 | 2 | 4 |" in lines and "| no answer | gateway told to end | 1 | 1 | 2 |" in lines
+
+
+def test_runs_of_several_commits_make_no_table() -> None:
+    documents = [report.document(report.Run(3, "plain", 1.0, "", "", commit), history(), ()) for commit in ("abc", "def")]
+    with pytest.raises(ValueError, match=r"runs of 2 commits.*: abc, def"):
+        summary(documents)
 
 
 def test_gaps_alone_have_an_exit_code_of_their_own() -> None:
