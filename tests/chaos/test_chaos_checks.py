@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import report
-from tests.chaos.__main__ import ONLY_GAPS, exit_code
-from tests.chaos.checks import CHECKS, Violation, violations
+from tests.chaos.checks import CHECKS, violations
 from tests.chaos.history import (
     OUTCOMES,
     Aftermath,
@@ -504,8 +503,3 @@ def test_runs_of_several_commits_make_no_table() -> None:
     documents = [report.document(report.Run(3, "plain", 1.0, "", "", commit), history(), ()) for commit in ("abc", "def")]
     with pytest.raises(ValueError, match=r"runs of 2 commits.*: abc, def"):
         summary(documents)
-
-
-def test_gaps_alone_have_an_exit_code_of_their_own() -> None:
-    gap, wrong = Violation("gap", "6 s without a token", 1.0), Violation("wrong output", "other tokens", 2.0)
-    assert [exit_code(found) for found in ([], [gap, gap], [gap, wrong], [wrong])] == [0, ONLY_GAPS, 1, 1]

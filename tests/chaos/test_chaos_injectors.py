@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.chaos import injectors
+from tests.chaos import injectors, isolation
+from tests.chaos.__main__ import main as chaos
 from tests.chaos.cluster import SUPERVISOR
 from tests.chaos.history import Injection
 from tests.chaos.injectors import Nemesis
@@ -129,3 +131,13 @@ async def test_without_namespaces_networks_and_disks_are_left_alone(cluster: Sle
     monkeypatch.setattr(injectors, "isolated", lambda: False)
     injection = await injected(cluster, Fault(0.0, kind, "decode-0", 0.1))
     assert injection.not_injected is not None and "needs root" in injection.not_injected
+
+
+def test_a_run_of_every_kind_fails_where_some_cannot_be_injected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isolation, "enter", lambda arguments: None)
+    monkeypatch.setattr(isolation, "isolated", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["chaos", "--seed", "1", "--every-kind"])
+    assert chaos() == 1
+    assert "need namespaces, and none can be made here" in capsys.readouterr().err
