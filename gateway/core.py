@@ -463,6 +463,7 @@ class GatewayCore:
         """Ends the attempt and schedules another, at once or after a pause, unless too many came to nothing."""
         actions = self._stop_attempt(state, attempt, Phase.FAILED, next(iter(culprits)) if len(culprits) == 1 else "", message)
         state.avoid = _merge(state.avoid, culprits)
+        state.waiting_since = None  # somebody was there
         if not attempt.progressed:
             state.fruitless += 1
         if state.fruitless >= self._limits.max_attempts:

@@ -172,7 +172,7 @@ class RequestState:
     avoid: tuple[InstanceId, ...] = ()
     refused_at_admission: bool = False
     waiting_since: float | None = None
-    """When it was first found that there is nobody to run it; None again with the next token."""
+    """When it was first found that there is nobody to run it; None again once somebody has."""
     cached_tokens: int | None = None
     computed_tokens: int = -1
     """The most that any attempt has been heard to have computed."""

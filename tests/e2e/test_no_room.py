@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.prepare import MAX_GENERATIONS
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
@@ -87,6 +88,16 @@ def test_many_more_outputs_than_a_batch_has_places_wait_for_one(cluster: Cluster
     choices = answer.json()["choices"]
     assert len(choices) == 300 and {choice["finish_reason"] for choice in choices} == {"length"}
     assert all(choices[2 * number]["text"] == choices[2 * number + 1]["text"] for number in range(150))
+
+
+def test_as_many_outputs_as_a_request_may_have_are_served_and_one_more_is_refused(cluster: Cluster) -> None:
+    body = {"model": cluster.model, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "n": 2}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json={**body, "prompt": [[7, 8, 9]] * (MAX_GENERATIONS // 2)}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    assert len(choices) == MAX_GENERATIONS and len({choice["text"] for choice in choices}) == 1
+    answer = httpx.post(f"{cluster.url}/v1/completions", json={**body, "prompt": [[7, 8, 9]] * (MAX_GENERATIONS // 2 + 1)}, timeout=30)
+    assert answer.status_code == 400 and f"more than {MAX_GENERATIONS} outputs" in answer.json()["error"]["message"]
 
 
 def test_two_hundred_streams_at_once_are_all_served(cluster: Cluster) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +203,26 @@ def test_a_text_has_no_fewer_tokens_than_its_length_promises(demo_tokenizer: Tok
         assert tokenizer.most_bytes_a_token is not None
         assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
     assert demo_tokenizer.least_tokens("=" * 8100) == 100
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(demo_tokenizer: Tokenizer) -> None:
+    """A million words take a second or so, in which a thread that sleeps for a millisecond at a time gets to its turn again and again."""
+    encoded, turns = threading.Event(), 0
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not encoded.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=take_turns)
+    text = "the quick brown fox jumps over the lazy dog " * 120_000
+    other.start()
+    before = turns
+    demo_tokenizer.encode(text)
+    during = turns - before
+    encoded.set()
+    other.join()
+    assert during > 20
 
 
 def test_a_tokenizer_that_may_drop_text_promises_nothing(demo_tokenizer: Tokenizer, tiny_path: Path) -> None:

@@ -366,6 +366,33 @@ def test_a_refusal_at_the_admission_check_after_a_token_is_no_refusal_any_more()
     assert course.schedule().accepted and course.schedule().block_keys == keys(0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["in prefill", "waiting for room"])
+def test_the_time_at_a_node_is_no_waiting_for_somebody_to_be_there(waits: bool) -> None:
+    """Nobody is there for a moment, then a node that has it for minutes, and is lost together with all others."""
+    course = Course()
+    course.assign()
+    course.lose(Role.DECODE)
+    course.reject(Reason.NO_DECODE, SECOND)
+    attempt_id = asked_again(course)
+    course.assign(attempt_id, waits=waits)
+    course.now += 10 * LIMITS.capacity_wait_s
+    course.lose(Role.DECODE, attempt_id)
+    course.reject(Reason.NO_DECODE, asked_again(course))
+    assert not any(isinstance(action, ev.Terminal) for action in course.did)
+    course.now += LIMITS.capacity_wait_s
+    course.reject(Reason.NO_DECODE, asked_again(course))
+    assert isinstance(course.error(), Unavailable), "now there has been nobody for as long as it waits"
+
+
+def asked_again(course: Course) -> AttemptId:
+    """The attempt that the Conductor is asked about next."""
+    while not course.core._asked:
+        course.now = max(course.now, course.core.next_deadline() or 0.0)
+        course.feed(Tick())
+    (attempt_id,) = course.core._asked
+    return attempt_id
+
+
 def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
     course = Course()
     course.assign()
