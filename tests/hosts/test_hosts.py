@@ -138,9 +138,7 @@ def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFa
         hosts = Hosts(("head", "edge", *ENGINES), tmp_path_factory.mktemp("hosts"), MBIT_PER_S, DELAY_MS)
     except Unavailable as why:
         pytest.skip(str(why))
-    print(
-        f"\nlinks of {MBIT_PER_S:g} Mbit/s, {f'{DELAY_MS:g} ms each way' if hosts.delayed else 'without delay: this kernel has no netem'}"
-    )
+    print(f"\nlinks of {MBIT_PER_S:g} Mbit/s, {DELAY_MS:g} ms each way")
     try:
         fleet = started(hosts, model)
         fleet.learn(reference)

@@ -182,8 +182,8 @@ class Hosts:
         self.hosts: dict[str, Host] = {}
         try:
             for name in names:
-                network = self._switch.plug()
-                self.delayed = network.slow(mbit_per_s, delay_ms)
+                network = self._switch.plug(delay_ms)
+                network.slow(mbit_per_s)
                 self.hosts[name] = Host(name, network, directory / name)
             for host in self.hosts.values():
                 host.boot(self.head.address)

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from tests.support.delay_line import DelayLine
+
 _numbers = itertools.count()
 _SUBNET = f"198.{18 + (os.getpid() >> 8) % 2}.{os.getpid() & 255}"
 _SWITCH_NETWORK = 192
@@ -75,12 +77,8 @@ class Namespace(Network):
 
     def slow(self, mbit_per_s: float) -> None:
         """Both ways. Raises Unavailable when the kernel has no token bucket."""
-        bucket = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "32kb", "latency", "100ms")
-        try:
-            _run("tc", "qdisc", "replace", "dev", self._device, *bucket)
-            _run("tc", "-n", self.name, "qdisc", "replace", "dev", "up0", *bucket)
-        except subprocess.CalledProcessError as error:
-            raise Unavailable(f"no link can be slowed: {error.stderr.decode().strip()}") from error
+        for namespace, device in ((None, self._device), (self.name, "up0")):
+            _slow(namespace, device, mbit_per_s, "burst", "32kb", "latency", "100ms")
 
     def close(self) -> None:
         """After every process in it has ended."""
@@ -91,18 +89,29 @@ class Namespace(Network):
 class Plugged(Network):
     """A namespace on a Switch, with an address of its own."""
 
-    def __init__(self, switch: Switch, address: str) -> None:
+    def __init__(self, switch: Switch, address: str, delay_ms: float) -> None:
         """Raises Unavailable."""
         number = next(_numbers)
         super().__init__(number)
         self.address = address
         self._switch, self._port = switch, f"port{number}"
+        self._line: DelayLine | None = None
         try:
-            switch.join(self._port, "peer", "name", "up0", "netns", self.name)
+            if delay_ms:
+                self._line = DelayLine((f"sp{os.getpid()}-{number}a", f"sp{os.getpid()}-{number}b"), delay_ms)
+                for end, (namespace, device) in zip(self._line.devices, self._ends, strict=True):
+                    _run("ip", "link", "set", end, "netns", namespace, "name", device)
+            else:
+                _run("ip", "-n", switch.name, "link", "add", self._port, "type", "veth", "peer", "name", "up0", "netns", self.name)
+            switch.join(self._port)
             self.up(f"{address}/26")
-        except subprocess.CalledProcessError as error:
+        except (OSError, subprocess.CalledProcessError) as error:
             self.close()
-            raise Unavailable(f"no virtual interfaces can be made: {error.stderr.decode().strip()}") from error
+            raise Unavailable(f"no virtual interfaces can be made: {_why(error)}") from error
+
+    @property
+    def _ends(self) -> Sequence[tuple[str, str]]:
+        return (self._switch.name, self._port), (self.name, "up0")
 
     def swallow(self) -> None:
         """As when a switch on the way loses its power: the link stays, and nothing comes through it any more."""
@@ -112,22 +121,16 @@ class Plugged(Network):
         _run("ip", "-n", self._switch.name, "link", "set", self._port, "master", "bridge")
         super().mend()
 
-    def slow(self, mbit_per_s: float, delay_ms: float) -> bool:
-        """Both ways. Returns whether there is a delay: not every kernel can. Raises Unavailable where none can be slowed at all."""
-        ends = ((self._switch.name, self._port), (self.name, "up0"))
-        delayed = ("netem", "delay", f"{delay_ms:g}ms", "rate", f"{mbit_per_s:g}mbit", "limit", "10000")
-        try:
-            for namespace, device in ends:
-                _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *delayed)
-            return True
-        except subprocess.CalledProcessError:
-            bucket = ("tbf", "rate", f"{mbit_per_s:g}mbit", "burst", "256kb", "latency", "200ms")
-        try:
-            for namespace, device in ends:
-                _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
-            return False
-        except subprocess.CalledProcessError as error:
-            raise Unavailable(f"no link can be slowed: {error.stderr.decode().strip()}") from error
+    def slow(self, mbit_per_s: float) -> None:
+        """Both ways. Raises Unavailable when the kernel has no token bucket."""
+        for namespace, device in self._ends:
+            _slow(namespace, device, mbit_per_s, "burst", "256kb", "latency", "200ms")
+
+    def close(self) -> None:
+        """After every process in it has ended."""
+        super().close()
+        if self._line is not None:
+            self._line.close()
 
 
 class Switch(Network):
@@ -145,22 +148,22 @@ class Switch(Network):
         try:
             _run("ip", "-n", self.name, "link", "add", "bridge", "type", "bridge")
             _run("ip", "-n", self.name, "link", "set", "bridge", "up")
-            self.join("here", "peer", "name", self._device, "netns", str(os.getpid()))
+            _run("ip", "-n", self.name, "link", "add", "here", "type", "veth", "peer", "name", self._device, "netns", str(os.getpid()))
+            self.join("here")
             _run("ip", "address", "add", f"{self.here}/26", "dev", self._device)
             _run("ip", "link", "set", self._device, "up")
         except subprocess.CalledProcessError as error:
             self.close()
             raise Unavailable(f"no bridge can be made: {error.stderr.decode().strip()}") from error
 
-    def join(self, device: str, *peer: str) -> None:
-        """A new device whose `peer` is elsewhere becomes a port of the bridge."""
-        _run("ip", "-n", self.name, "link", "add", device, "type", "veth", *peer)
+    def join(self, device: str) -> None:
+        """A device of this namespace becomes a port of the bridge."""
         _run("ip", "-n", self.name, "link", "set", device, "master", "bridge")
         _run("ip", "-n", self.name, "link", "set", device, "up")
 
-    def plug(self) -> Plugged:
-        """A further namespace. Raises Unavailable."""
-        plugged = Plugged(self, next(self._addresses))
+    def plug(self, delay_ms: float = 0.0) -> Plugged:
+        """A further namespace, whose link holds what passes for so long, both ways. Raises Unavailable."""
+        plugged = Plugged(self, next(self._addresses), delay_ms)
         self._plugged.append(plugged)
         return plugged
 
@@ -170,6 +173,19 @@ class Switch(Network):
             plugged.close()
         subprocess.run(("ip", "link", "delete", self._device), capture_output=True, check=False)
         super().close()
+
+
+def _slow(namespace: str | None, device: str, mbit_per_s: float, *bucket: str) -> None:
+    """What leaves the device. Raises Unavailable."""
+    within = () if namespace is None else ("-n", namespace)
+    try:
+        _run("tc", *within, "qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{mbit_per_s:g}mbit", *bucket)
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(f"no link can be slowed: {_why(error)}") from error
+
+
+def _why(error: OSError | subprocess.CalledProcessError) -> str:
+    return str(error) if isinstance(error, OSError) else error.stderr.decode().strip()
 
 
 def _run(*command: str) -> None:
