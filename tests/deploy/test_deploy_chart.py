@@ -282,7 +282,7 @@ def test_whoever_serves_is_probed_where_it_listens(objects: list[Object]) -> Non
                 elif "exec" not in probe:
                     assert (probe.get("httpGet") or probe["tcpSocket"])["port"] in named
             assert "startupProbe" in container, (each.name, container["name"])
-            assert container["name"] not in ("conductor", "gateway", "valkey") or "livenessProbe" in container
+            assert container["name"] not in ("conductor", "gateway", "valkey", "relay") or "livenessProbe" in container
 
 
 def drain_seconds(each: Pods) -> int:
@@ -400,7 +400,7 @@ def test_nobody_but_who_makes_certificates_sees_the_key_that_signs(objects: list
             container["name"] for container in each.all_containers for mount in container["volumeMounts"] if mount["name"] == "authority"
         }
         assert seen == ({"certificates"} if "authority" in each.volumes else set())
-        assert each.component() in ("valkey", "test") or "authority" in each.volumes or "plaintext_allowed: true" in settings(objects)
+        assert each.component() == "test" or "authority" in each.volumes or "plaintext_allowed: true" in settings(objects)
 
 
 def test_what_is_scaled_is_there_and_has_no_number_of_its_own(objects: list[Object]) -> None:

@@ -3,6 +3,7 @@ every pod without a stream being lost."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import ssl
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import RELEASE, rendered
 from tests.support.chart_pods import Cluster, Pod
 from tests.support.netns import Unavailable
@@ -90,6 +92,25 @@ def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: 
         assert series in httpx.get(url, verify=prometheus, trust_env=False).text, url
         with pytest.raises(httpx.TransportError):
             httpx.get(url, verify=nobody, trust_env=False)
+
+
+def test_valkey_lets_in_who_has_a_certificate_and_the_password(cluster: Cluster, tmp_path: Path) -> None:
+    for name, content in cluster.secret(f"{RELEASE}-springtide-prometheus").items():
+        (tmp_path / name).write_bytes(content)
+    word = cluster.secret(f"{RELEASE}-springtide-cluster")["valkey-password"].decode()
+    place = f"{cluster.pods['valkey-0'].address}:6379/0"
+    certified = with_certificates("", *(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
+
+    async def answers(url: str) -> bool:
+        async with ValkeyClient.from_url(url, socket_timeout=5.0, socket_connect_timeout=5.0) as client:
+            try:
+                return bool(await client.ping())
+            except UNREACHABLE:
+                return False
+
+    assert asyncio.run(answers(f"rediss://:{word}@{place}{certified}"))
+    for other in (f"redis://:{word}@{place}", f"rediss://:{word}@{place}?ssl_ca_certs={tmp_path}/ca.crt", f"rediss://{place}{certified}"):
+        assert not asyncio.run(answers(other)), other
 
 
 def test_commands_of_the_cluster_are_given_in_a_pod(cluster: Cluster) -> None:

