@@ -92,7 +92,9 @@ async def test_what_is_refused_for_load_is_tried_again_when_the_server_says(gate
     rejection = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=0.5)
     async with AsyncClient(f"http://{gateway.http_address}", retries=Retries(times=2, longest_s=2)) as client:
         cluster.conductor.rejections += [rejection, rejection]
+        began = asyncio.get_running_loop().time()
         assert "".join([chunk.text async for chunk in client.chat(MESSAGES)]) == TEXT
+        assert asyncio.get_running_loop().time() - began >= 2 * 0.5
         cluster.conductor.rejections += [rejection]
         answer = await client.answer(MESSAGES)
         assert (answer.text, answer.finish_reason) == (TEXT, "stop") and answer.usage.completion_tokens > 0

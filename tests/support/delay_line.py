@@ -5,6 +5,7 @@ so that it costs some hundred wake-ups a second however fast the link.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -72,10 +73,9 @@ def carry(ends: tuple[int, int], delay_s: float) -> None:
         now = time.monotonic()
         while held and held[0][0] <= now:
             _, end, frame = held.popleft()
-            try:
+            # The device may be down or have no room: as on a wire, what is sent there is lost.
+            with contextlib.suppress(OSError):
                 os.write(end, frame)
-            except OSError:
-                pass  # The device is down or has no room: as on a wire, what is sent there is lost.
 
 
 if __name__ == "__main__":

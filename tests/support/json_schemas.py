@@ -51,6 +51,8 @@ _PATTERNS = [
     "^\\+[1-9]\\d{3,9}$",
 ]
 _FORMATS = ["date", "email", "uuid", "ipv4", "date-time", "time", "ipv6", "hostname", "uri", "duration"]
+_FORMAT_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+assert not set(_FORMATS) - _FORMAT_CHECKER.checkers.keys(), "jsonschema passes over a format that it has no library for"
 
 
 def schemas() -> list[tuple[str, Schema]]:
@@ -61,9 +63,7 @@ def schemas() -> list[tuple[str, Schema]]:
 def check(text: str, schema: Schema) -> None:
     """Raises ValueError or jsonschema.ValidationError when the text is no JSON that satisfies the schema. Numbers are taken as they are
     written: the nearest floating point number of one below a bound may be the bound."""
-    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).validate(
-        json.loads(text, parse_float=Decimal)
-    )
+    jsonschema.Draft202012Validator(schema, format_checker=_FORMAT_CHECKER).validate(json.loads(text, parse_float=Decimal))
 
 
 def _object(properties: Schema, dice: random.Random, *, closed: bool = True) -> Schema:
