@@ -28,6 +28,14 @@ _WHITESPACE = "[ \\t\\n\\r]{1,20}"
 """Between the tokens of JSON, where there may be any. A model that is left to go on for ever may."""
 _KNOWN_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 """Others are annotations, as JSON Schema has it."""
+_ANY_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_ANY_DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_DATE = f"({_ANY_YEAR}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
+_HOUR_AND_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOUR_AND_MINUTE}:[0-5][0-9](\\.[0-9]{{1,6}})?(Z|[+-]{_HOUR_AND_MINUTE})"
+_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Of formats that llguidance takes more for than there is: the 29th of any February, the year 0, a 61st second in any minute."""
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -68,7 +76,7 @@ def constraint(format: OutputFormat, beforehand: Beforehand | None = None, calls
 def schema_in_lark(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A JSON schema as `%json` has it. Raises InvalidRequest."""
     _check_size(schema)
-    return _json_schema(_without_annotations(dict(schema)))["json_schema"]  # type: ignore[no-any-return]
+    return _json_schema(_cleaned(dict(schema)))["json_schema"]  # type: ignore[no-any-return]
 
 
 def lark_constraint(lark: str, beforehand: Beforehand | None = None) -> Grammar:
@@ -122,7 +130,7 @@ def _schema_of(source: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise _invalid(f"must be a JSON schema, which is an object, not {source[:40]}")
     _check_size(schema)
-    cleaned: dict[str, Any] = _without_annotations(schema)
+    cleaned: dict[str, Any] = _cleaned(schema)
     return cleaned
 
 
@@ -144,18 +152,21 @@ def _within(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _without_annotations(schema: Any) -> Any:
-    """The schema without what says nothing of the text, but could not be compiled."""
+def _cleaned(schema: Any) -> Any:
+    """The schema without what says nothing of the text, but could not be compiled, and with formats as patterns where they are known
+    better."""
     if not isinstance(schema, dict):
         return schema
     cleaned: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            cleaned[name] = {key: _without_annotations(one) for key, one in value.items()}
+            cleaned[name] = {key: _cleaned(one) for key, one in value.items()}
         elif name in _SCHEMA_LISTS and isinstance(value, list):
-            cleaned[name] = [_without_annotations(one) for one in value]
+            cleaned[name] = [_cleaned(one) for one in value]
         elif name in _SCHEMAS:
-            cleaned[name] = _without_annotations(value)
+            cleaned[name] = _cleaned(value)
+        elif name == "format" and value in _PATTERNS and "pattern" not in schema:
+            cleaned["pattern"] = _PATTERNS[value]
         elif (name == "format" and value not in _KNOWN_FORMATS) or (name == "uniqueItems" and value is False) or name == "x-guidance":
             continue
         else:

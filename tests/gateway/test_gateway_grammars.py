@@ -64,6 +64,28 @@ def test_a_format_is_a_grammar_of_just_its_texts(kind: FormatKind, source: str, 
     assert [accepts(grammar, text) for text in bad] == [False] * len(bad)
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2023-12-31", "2024-02-29", "2000-02-29", "0004-02-29"],
+            ["2023-02-29", "1900-02-29", "2023-04-31", "0000-01-01", "0000-02-29"],
+        ),
+        ("time", ["23:59:59Z", "01:02:03.25+05:30"], ["23:59:60Z", "24:00:00Z", "12:00:00", "12:00:00+24:00"]),
+        (
+            "date-time",
+            ["2024-02-29T23:59:59Z", "1999-01-01T00:00:00.123456-01:00"],
+            ["2023-02-29T00:00:00Z", "2023-01-01T12:53:60Z", "2023-01-01"],
+        ),
+    ],
+)
+def test_there_are_only_days_and_seconds_that_there_are(name: str, good: list[str], bad: list[str]) -> None:
+    grammar = constraint(schema({"type": "string", "format": name}))
+    assert [accepts(grammar, json.dumps(text)) for text in good] == [True] * len(good)
+    assert [accepts(grammar, json.dumps(text)) for text in bad] == [False] * len(bad)
+
+
 def test_the_answer_alone_is_held_to_a_format_not_the_reasoning_before_it() -> None:
     thinks, marked = Beforehand("<think>", "</think>", begun=True), ("<|im_start|>", "<|im_end|>")
     begun, free = constraint(schema(OBJECT), thinks), constraint(schema(OBJECT), Beforehand("<think>", "</think>", begun=False))
