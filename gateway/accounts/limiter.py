@@ -28,6 +28,7 @@ _AGAIN_AFTER_S = 1.0
 _KNOWN_WINDOWS = 1 << 16
 
 # KEYS: windows, hashes from seconds to what was taken in them. ARGV: the window's length, then for each window limit and amount.
+# What was taken more than a window from now is of before the clock was set back.
 # Takes all amounts, or none where one does not fit; returns whether it did, the time, and what had been taken before.
 _TAKE = """
 local time = redis.call('TIME')
@@ -37,7 +38,7 @@ for i, key in ipairs(KEYS) do
     local taken, kept, used = redis.call('HGETALL', key), {}, 0
     for j = 1, #taken, 2 do
         local amount = tonumber(taken[j + 1])
-        if tonumber(taken[j]) < now - length then
+        if tonumber(taken[j]) < now - length or tonumber(taken[j]) > now + length then
             redis.call('HDEL', key, taken[j])
         elseif amount > 0 then
             used = used + amount
@@ -125,6 +126,8 @@ class Limiter:
         self._known: OrderedDict[str, Window] = OrderedDict()
         """As they were when they were last asked for, the last ones at the end."""
         self._away_until = 0.0
+        self._ahead_s = time.time() - time.monotonic()
+        """Valkey's clock of this process's monotonic one, when it was last heard."""
 
     async def take(self, claims: Sequence[Claim]) -> Verdict:
         """Grants all claims or none."""
@@ -134,7 +137,7 @@ class Limiter:
             except UNREACHABLE as error:
                 self._away_until = time.monotonic() + _AGAIN_AFTER_S
                 self._warnings.warn("rate limits are held by this gateway alone while Valkey cannot be asked: %s", error)
-        now = time.time()
+        now = self._now()
         windows = [Window.of(self._known.get(claim.window, Window()).taken, now) for claim in claims]
         return self._verdict(claims, windows, now)
 
@@ -142,7 +145,7 @@ class Limiter:
         """Takes more, whatever the limit, or with a negative amount gives back what was taken in that second."""
         for name in windows:
             if (window := self._known.get(name)) is not None:
-                window.add(int(time.time()) if amount > 0 else second, amount)
+                window.add(int(self._now()) if amount > 0 else second, amount)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._settle(keys=[self._key(name) for name in windows], args=[WINDOW_S, amount, second])
@@ -155,8 +158,13 @@ class Limiter:
             reply = await self._take(keys=[self._key(claim.window) for claim in claims], args=[WINDOW_S, *arguments])
         _, seconds, micros, flat = reply
         now = int(seconds) + int(micros) / 1e6
+        self._ahead_s = now - time.monotonic()
         windows = [Window.of(dict(zip(map(int, taken[::2]), map(int, taken[1::2]), strict=True)), now) for taken in flat]
         return self._verdict(claims, windows, now)
+
+    def _now(self) -> float:
+        """On Valkey's clock, while it cannot be asked."""
+        return time.monotonic() + self._ahead_s
 
     def _verdict(self, claims: Sequence[Claim], windows: Sequence[Window], now: float) -> Verdict:
         """By the same rule as the script's: what is granted here was granted there."""

@@ -36,7 +36,7 @@ MOST_HELD = 64
 LOOK_S = 1.0
 _PIECE_LINES = 1000
 _MAKING_S = 600.0
-"""A batch that is listed for so long and not there will never be: who was making it is gone."""
+"""A batch that has been seen listed for so long and not there will never be: who was making it is gone."""
 
 
 class BatchApi(Protocol):
@@ -93,6 +93,8 @@ class BatchWorker:
         """By the batch that each looks after."""
         self._tenants: dict[str, str] = {}
         """Of these batches."""
+        self._missing_since: dict[str, float] = {}
+        """Batches that are listed and not there."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,7 +123,9 @@ class BatchWorker:
 
     async def _take(self) -> None:
         """Takes batches that nobody looks after: of the tenant of which it has fewest, the oldest."""
-        free = [batch for batch in await self._desk.open() if batch.batch_id not in self._tasks]
+        listed = {batch.batch_id: batch for batch in await self._desk.open()}
+        self._missing_since = {batch_id: since for batch_id, since in self._missing_since.items() if batch_id in listed}
+        free = [batch for batch in listed.values() if batch.batch_id not in self._tasks]
         while free and len(self._tasks) < MOST_HELD:
             held = Counter(self._tenants.values())
             batch = min(free, key=lambda batch: held[batch.tenant])
@@ -160,7 +164,8 @@ class BatchWorker:
 
     async def _forget(self, where: OpenBatch, *, there: bool) -> None:
         """It is over, or was never quite made."""
-        if there or time.time() - where.made_at > _MAKING_S:
+        now = self._clock.now()
+        if there or now - self._missing_since.setdefault(where.batch_id, now) > _MAKING_S:
             await on_disk(shutil.rmtree, self._desk.directory(where.batch_id), True)
             await self._desk.closed(where)
 

@@ -157,6 +157,14 @@ async def test_a_token_ends_when_it_was_to_end_whatever_becomes_of_its_record(wo
         await world.tokens.check(token, now)
 
 
+async def test_a_token_ends_an_hour_early_where_the_heads_clock_is_ahead_and_never_late_by_it(world: World) -> None:
+    token, hour_s = await world.token(), 3600.0
+    with pytest.raises(Unauthenticated, match="has expired"):
+        await world.tokens.check(token, time.time() + hour_s)
+    await world.tokens.check(token, time.time() - hour_s)
+    assert 0 < await world.valkey.pttl(f"springtide:join-token:{token.token_id}") <= 60_000, "Valkey ends it"
+
+
 async def test_a_head_of_another_cluster_is_told_nothing(world: World) -> None:
     token = replace(await world.token(), fingerprint="f" * 64)
     with pytest.raises(Unauthenticated, match="is not of the cluster that the token was made for"):

@@ -72,6 +72,17 @@ async def test_what_is_claimed_is_due_again_only_when_the_claim_is_over_or_someb
     assert len(await diary.claim(9, now=NOW + 17)) == 1, "whoever wanted it meanwhile has it looked at"
 
 
+async def test_a_claim_by_who_is_an_hour_ahead_is_over_an_hour_late_and_who_is_behind_finds_due_what_was_due_then(diary: Diary) -> None:
+    hour_s = 3600.0
+    await diary.wake("ann", "a")
+    assert len(await diary.claim(9, now=NOW + hour_s)) == 1
+    assert await diary.claim(9, now=NOW + hour_s + 14) == [] and len(await diary.claim(9, now=NOW + hour_s + 15)) == 1
+    await diary.wake("bob", "b")
+    assert await diary.names(9, now=NOW - hour_s) == []
+    await diary.wake("bob", "b", at=NOW - hour_s)
+    assert await diary.names(9, now=NOW - hour_s) == [("bob", "b")], "what is wanted at once is due at once"
+
+
 async def test_work_waits_by_itself_and_what_is_looked_at_meanwhile_does_not_hold_it_up(diary: Diary) -> None:
     await diary.wake("ann", "pending", "held")
     for claim in await diary.claim(9):
