@@ -230,7 +230,20 @@ class OpenAIRequest(GuidedFields):
     return_tokens_as_token_ids: NeutralFalse = None
     logits_processors: NeutralList = None
     kv_transfer_params: NeutralObject = None
+    ec_transfer_params: NeutralObject = None
     vllm_xargs: NeutralObject = None
+    request_id: Neutral = None
+    session_id: Neutral = None
+    truncation_side: Annotated[Any, OnlyNeutral("left")] = None
+    logprob_token_ids: NeutralList = None
+    thinking_token_budget: Neutral = None
+    watermarking: NeutralFalse = None
+    repetition_detection: Neutral = None
+    stream_interval: Annotated[Any, OnlyNeutral(1)] = None
+    return_token_offsets: NeutralFalse = None
+    routed_experts_prompt_start: Annotated[Any, OnlyNeutral(0)] = None
+    mm_payload: Annotated[Any, OnlyNeutral("tensors", "none")] = None
+    return_mm_kwargs: NeutralFalse = None
 
     ignore_eos: bool | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
@@ -345,10 +358,13 @@ class ChatCompletionRequest(OpenAIRequest):
     documents: NeutralList = None
     chat_template: Neutral = None
     mm_processor_kwargs: NeutralObject = None
+    media_io_kwargs: NeutralObject = None
+    return_prompt_text: NeutralFalse = None
+    moderation: Neutral = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs may only be set when logprobs is true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
