@@ -49,12 +49,12 @@ class RunStep:
     @property
     def context_tokens(self) -> int:
         """The context of all its sequences, the tokens that are computed included."""
-        return sum(row.start + (len(row.prompt) or 1) for row in self.rows)
+        return sum(row.start + row.num_tokens for row in self.rows)
 
     @property
     def num_tokens(self) -> int:
         """How many are computed: in a step without prompts, its batch."""
-        return sum(len(row.prompt) or 1 for row in self.rows)
+        return sum(row.num_tokens for row in self.rows)
 
     @property
     def has_prompts(self) -> bool:
