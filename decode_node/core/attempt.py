@@ -91,7 +91,7 @@ class DecodeAttempt:
     @property
     def context_tokens(self) -> int:
         """Tokens in the sequence, the last one's KV not being computed yet; before it begins, those of its prompt and the first token."""
-        if self.phase in ("loading", "running"):
+        if self.has_begun:
             return self.request.num_prompt_tokens + len(self.output_ids)
         return self.request.num_tokens + 1
 
