@@ -11,7 +11,7 @@ from engine.batch import SamplingRow
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import PrefillDone, TokenOutput
-from springtide.protocol.starts import Request
+from springtide.protocol.starts import DecodeStart, Request
 
 DecodePhase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
 """Where an attempt is. waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill
@@ -29,12 +29,12 @@ class DecodeAttempt:
     request: Request
     tbt_slo_ms: float
     arrived_at: float
+    inlined: bool
+    waits: bool
+    """It waits for room, as long as it takes: nobody has begun its prefill."""
     most_blocks: int
     """How many blocks it will ever need: the last token of the output is never fed back."""
-    inlined: bool = False
-    waits: bool = False
-    """It waits for room, as long as it takes: nobody has begun its prefill."""
-    expected_blocks: int = 0
+    expected_blocks: int
     """What its prompt and its predicted output need."""
     phase: DecodePhase = "waiting"
     lease_until: float = float("inf")
@@ -72,6 +72,23 @@ class DecodeAttempt:
 
     def __post_init__(self) -> None:
         self.attempt_id, self.idle = self.request.attempt_id, self.request.idle
+
+    @classmethod
+    def of(cls, session: int, start: DecodeStart, arrived_at: float, block_tokens: int) -> DecodeAttempt:
+        """The attempt that a gateway has ordered."""
+        request = start.request
+        most_blocks = blocks_for(request.num_prompt_tokens + request.params.max_tokens - 1, block_tokens)
+        expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
+        return cls(
+            session,
+            request,
+            start.tbt_slo_ms,
+            arrived_at,
+            inlined=start.inlined,
+            waits=start.waits or start.inlined,
+            most_blocks=most_blocks,
+            expected_blocks=min(blocks_for(expected_tokens, block_tokens), most_blocks),
+        )
 
     @property
     def requested_at(self) -> float:

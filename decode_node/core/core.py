@@ -27,7 +27,6 @@ from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
 from node_runtime.quiet import Disturbance, IdleTurns
 from node_runtime.slot_claims import SlotClaims
-from springtide.blocks import blocks_for
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
@@ -251,17 +250,7 @@ class DecodeCore:
         attempt_id = request.attempt_id
         if attempt_id in self._attempts or attempt_id in self._held_back():
             return
-        attempt = DecodeAttempt(
-            session,
-            request,
-            start.tbt_slo_ms,
-            arrived_at=now,
-            most_blocks=blocks_for(request.num_prompt_tokens + request.params.max_tokens - 1, self._settings.block_tokens),
-            inlined=start.inlined,
-            waits=start.waits or start.inlined,
-        )
-        expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
-        attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), attempt.most_blocks)
+        attempt = DecodeAttempt.of(session, start, now, self._settings.block_tokens)
         if self._claims.num_slots is None:
             self._reply_failure(attempt, FailureCode.PEER_LOST, "the node's store is away")
         elif attempt.most_blocks > self._claims.num_slots:
