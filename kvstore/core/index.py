@@ -66,10 +66,10 @@ class BlockIndex:
         self._blocks.add(block)
         if parent is not None:
             parent.children += 1
-            if parent.clean:
-                self._dirty_children_change(parent, 1)
-            else:
-                parent.dirty_children += 1
+            was_spare = parent.spare
+            parent.dirty_children += 1
+            if was_spare:
+                self._spare_changed(parent)
         block.uses = self._history.recall(block)
         block.reference()
         if self._observer is not None and self._observer.observes(block):
@@ -127,13 +127,6 @@ class BlockIndex:
         if block.spare is not before:
             self._spare_changed(block)
 
-    def _dirty_children_change(self, block: Block, by: int) -> None:
-        """Of a clean one, which may be spare or not by this."""
-        before = block.spare
-        block.dirty_children += by
-        if block.spare is not before:
-            self._spare_changed(block)
-
     def _spare_changed(self, block: Block) -> None:
         """Counts it, and its ancestors that are spare or not by this."""
         spare = block.spare
@@ -178,10 +171,9 @@ class BlockIndex:
         if block.spare:
             self._count_spare(block, -1)
         elif parent is not None:
-            if parent.clean:
-                self._dirty_children_change(parent, -1)
-            else:
-                parent.dirty_children -= 1
+            parent.dirty_children -= 1
+            if parent.spare:
+                self._spare_changed(parent)
         if parent is not None:
             parent.children -= 1
             if parent.evictable:
