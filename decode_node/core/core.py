@@ -62,7 +62,7 @@ class DecodeCore:
         self._holders: dict[AttemptId, DecodeAttempt] = {}
         """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their
         gateways, whatever attempts they have had since; those in idle capacity after all others."""
-        self._refused = False
+        self._any_refused = False
         """Whether the growth of some of them may have been refused: it has since all were last asked for again."""
         self._claims = SlotClaims()
         self._steps = StepsInFlight()
@@ -228,7 +228,7 @@ class DecodeCore:
         assert self._holders.keys() <= self._attempts.keys()
         order = [attempt.place_in_order for attempt in self._holders.values()]
         assert order == sorted(order)
-        assert self._refused or not any(attempt.growth == "refused" for attempt in self._holders.values())
+        assert self._any_refused or not any(attempt.growth == "refused" for attempt in self._holders.values())
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
         assert len(self._holders) <= self._settings.max_batch
         if self._claims.num_slots is None:
@@ -281,8 +281,7 @@ class DecodeCore:
 
     def _start_idle(self, attempt: DecodeAttempt) -> None:
         """Takes it in where nobody else wants the place or the slots. It does not wait here: its gateway looks for idle capacity anew."""
-        starving = self._refused and any(one.growth == "refused" for one in self._holders.values())
-        if len(self._claims) or starving or len(self._holders) >= self._settings.max_batch:
+        if len(self._claims) or self._refused() or len(self._holders) >= self._settings.max_batch:
             self._reply_failure(attempt, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         self._attempts[attempt.attempt_id] = attempt
@@ -333,19 +332,21 @@ class DecodeCore:
         """Whether there is a place for one more in the batch, which those take too who are yet to join it: who has no place waits before
         its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on. Those in idle capacity make
         room."""
-        holders = [attempt for attempt in self._holders.values() if not attempt.idle]
-        starving = self._refused and any(attempt.growth == "refused" and not attempt.quota_used for attempt in holders)
-        return len(holders) < self._settings.max_batch and not starving
+        holders = sum(not attempt.idle for attempt in self._holders.values())
+        return holders < self._settings.max_batch and not self._num_starving
 
     def _starving_tenants(self) -> set[str]:
         """The tenants of whom one attempt cannot go on for want of quota: they take in nobody else."""
-        if not self._refused:
-            return set()
-        return {
-            attempt.request.tenant
-            for attempt in self._holders.values()
-            if attempt.growth == "refused" and attempt.quota_used and not attempt.idle
-        }
+        return {attempt.request.tenant for attempt in self._refused() if attempt.quota_used and not attempt.idle}
+
+    @property
+    def _num_starving(self) -> int:
+        """How many cannot go on for want of slots in the pool, those in idle capacity apart."""
+        return sum(not attempt.quota_used and not attempt.idle for attempt in self._refused())
+
+    def _refused(self) -> Sequence[DecodeAttempt]:
+        """The attempts whose growth was refused and has not been asked for again."""
+        return [attempt for attempt in self._holders.values() if attempt.growth == "refused"] if self._any_refused else ()
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -375,7 +376,7 @@ class DecodeCore:
                 del self._holders[attempt.attempt_id]
                 self._no_room(attempt, failure, now)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.growth == "asked":
-                attempt.growth, self._refused = "refused", True
+                attempt.growth, self._any_refused = "refused", True
                 attempt.quota_used = failure.code is FailureCode.QUOTA_USED
                 if attempt.quota_used and not attempt.idle:
                     self._take_from_idle(1, now, attempt.request.tenant)
@@ -448,21 +449,16 @@ class DecodeCore:
             self._orders.append(storage.Grow(attempt.attempt_id, 1))
 
     def _retry_growth(self) -> None:
-        if not self._refused:
-            return
-        self._refused = False
-        for attempt in self._holders.values():
-            if attempt.growth == "refused":
-                attempt.growth = "none"
-                self._grow_ahead(attempt)
+        refused, self._any_refused = self._refused(), False
+        for attempt in refused:
+            attempt.growth = "none"
+            self._grow_ahead(attempt)
 
     def _give_way(self, now: float) -> None:
         """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
         for _ in range(len(self._holders) - self._settings.max_batch):
             self._preempt(next(reversed(self._holders.values())), now)
-        lacking = 0
-        if self._refused:
-            lacking = sum(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values() if not attempt.idle)
+        lacking = self._num_starving
         if self._claims and self._has_place:
             lacking += max(0, self._claims.wanted_blocks + self._kept_for_growth() - self._claims.available)
         if lacking and not self._held_back() and now >= self._room_awaited_until:
@@ -490,10 +486,8 @@ class DecodeCore:
         """When a sequence sits out steps because the pool, or its tenant's part of it, is truly full, the youngest that holds slots gives
         them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
         preempted, so work always ends."""
-        if not self._refused:
-            return
-        refused = [attempt for attempt in self._holders.values() if attempt.growth == "refused" and attempt.phase == "running"]
-        starved = [attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)]
+        block_tokens = self._settings.block_tokens
+        starved = [one for one in self._refused() if one.phase == "running" and not one.ahead and one.lacks_slot(block_tokens)]
         if not starved or self._held_back() or now < self._room_awaited_until:
             return
         for attempt in starved:
