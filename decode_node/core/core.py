@@ -456,6 +456,8 @@ class DecodeCore:
 
     def _give_way(self, now: float) -> None:
         """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
+        if not self.has_idle:
+            return
         for _ in range(len(self._holders) - self._settings.max_batch):
             self._preempt(next(reversed(self._holders.values())), now)
         lacking = self._num_starving
