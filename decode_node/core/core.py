@@ -22,6 +22,7 @@ from decode_node.core.actions import Action
 from decode_node.core.attempt import DecodeAttempt
 from decode_node.core.in_flight import LoadsInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
+from decode_node.core.slot_holders import SlotHolders
 from node_runtime import events
 from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
@@ -59,11 +60,7 @@ class DecodeCore:
         self._settings = settings
         self._calibration: CostCalibration[DecodeCost] = CostCalibration(settings.cost)
         self._attempts: dict[AttemptId, DecodeAttempt] = {}
-        self._holders: dict[AttemptId, DecodeAttempt] = {}
-        """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their
-        gateways, whatever attempts they have had since; those in idle capacity after all others."""
-        self._any_refused = False
-        """Whether the growth of some of them may have been refused: it has since all were last asked for again."""
+        self._holders = SlotHolders(settings.max_batch, settings.block_tokens)
         self._claims = SlotClaims()
         self._steps = StepsInFlight()
         self._loads = LoadsInFlight()
@@ -123,8 +120,7 @@ class DecodeCore:
     @property
     def has_idle(self) -> bool:
         """Whether attempts in idle capacity are here."""
-        last = next(reversed(self._holders.values()), None)
-        return last is not None and last.idle
+        return self._holders.has_idle
 
     @property
     def idle_work(self) -> bool:
@@ -138,7 +134,7 @@ class DecodeCore:
 
     def wants_quiet(self, now: float) -> bool:
         """Whether the machine's other engines are to rest from idle work: steps of others run here, and are slowed by it."""
-        return self._disturbance.wanted(now) and any(attempt.has_begun and not attempt.idle for attempt in self._holders.values())
+        return self._disturbance.wanted(now) and any(attempt.has_begun and not attempt.idle for attempt in self._holders)
 
     @property
     def cost(self) -> DecodeCost:
@@ -159,8 +155,8 @@ class DecodeCore:
         """How the node is doing; these slots, and more, only the store knows."""
         running = tokens = 0
         promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens
-        idle = [attempt for attempt in self._holders.values() if attempt.idle] if self.has_idle else []
-        for attempt in self._holders.values():
+        idle = self._holders.idle
+        for attempt in self._holders:
             if attempt.idle:
                 break
             promised += attempt.growth_blocks(block_tokens)
@@ -207,7 +203,7 @@ class DecodeCore:
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
-            assert (attempt.phase != "waiting") == (self._holders.get(attempt.attempt_id) is attempt)
+            assert (attempt.phase != "waiting") == (attempt in self._holders)
             if attempt.phase not in ("waiting", "reserving"):
                 assert attempt.attempt_id not in self._claims
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks, attempt.request.num_blocks)
@@ -225,12 +221,9 @@ class DecodeCore:
                 assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
-        assert self._holders.keys() <= self._attempts.keys()
-        order = [attempt.place_in_order for attempt in self._holders.values()]
-        assert order == sorted(order)
-        assert self._any_refused or not any(attempt.growth == "refused" for attempt in self._holders.values())
+        assert all(self._attempts.get(attempt.attempt_id) is attempt for attempt in self._holders)
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
-        assert len(self._holders) <= self._settings.max_batch
+        self._holders.validate()
         if self._claims.num_slots is None:
             assert not self._attempts
         assert len(self._steps) <= (2 if self._settings.overlap else 1)
@@ -258,9 +251,9 @@ class DecodeCore:
             self._reply_failure(attempt, FailureCode.INVALID, message)
         elif attempt.idle:
             self._start_idle(attempt)
-        elif start.refusable and (why := admission_check.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
+        elif start.refusable and (why := admission_check.refusal(self.cost, self._holders, attempt, self._settings.max_batch)):
             self._reply_failure(attempt, FailureCode.OVERLOADED, why)
-        elif self._claims.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
+        elif self._claims.goes_before(request.tenant) or not self._holders.has_place or request.tenant in self._holders.starving_tenants:
             if attempt.waits or self._room_comes(now):
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
@@ -281,7 +274,7 @@ class DecodeCore:
 
     def _start_idle(self, attempt: DecodeAttempt) -> None:
         """Takes it in where nobody else wants the place or the slots. It does not wait here: its gateway looks for idle capacity anew."""
-        if len(self._claims) or self._refused() or len(self._holders) >= self._settings.max_batch:
+        if len(self._claims) or self._holders.refused or len(self._holders) >= self._settings.max_batch:
             self._reply_failure(attempt, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         self._attempts[attempt.attempt_id] = attempt
@@ -290,13 +283,11 @@ class DecodeCore:
     # ---- store ----
 
     def _reserve(self, attempt: DecodeAttempt) -> None:
-        leave_available, leave_in_quota = self._kept_for_growth(attempt), self._kept_for_growth(attempt, attempt.request.tenant)
+        leave_available = self._holders.kept_for_growth(attempt)
+        leave_in_quota = self._holders.kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
         attempt.answer_due_at = self._observed.now + self._settings.answer_s
-        last = next(reversed(self._holders.values()), None)
-        self._holders[attempt.attempt_id] = attempt
-        if last is not None and last.place_in_order > attempt.place_in_order:
-            self._holders = dict(sorted(self._holders.items(), key=lambda entry: entry[1].place_in_order))
+        self._holders.enter(attempt)
         request = attempt.request
         if not attempt.inlined:
             self._orders.append(
@@ -317,36 +308,6 @@ class DecodeCore:
                 leave_in_quota=leave_in_quota,
             )
         )
-
-    def _kept_for_growth(self, newcomer: DecodeAttempt | None = None, tenant: str | None = None) -> int:
-        """Slots that have to be available still (of the tenant's quota, if one is given) once the newcomer has its own, so that preemption
-        is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything. Those in idle capacity
-        would give way to any but their like."""
-        with_idle = newcomer is not None and newcomer.idle
-        holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant) and (with_idle or not one.idle)]
-        growing = [*holders, newcomer] if holders and newcomer is not None else holders
-        return sum(attempt.growth_blocks(self._settings.block_tokens) for attempt in growing)
-
-    @property
-    def _has_place(self) -> bool:
-        """Whether there is a place for one more in the batch, which those take too who are yet to join it: who has no place waits before
-        its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on. Those in idle capacity make
-        room."""
-        holders = sum(not attempt.idle for attempt in self._holders.values())
-        return holders < self._settings.max_batch and not self._num_starving
-
-    def _starving_tenants(self) -> set[str]:
-        """The tenants of whom one attempt cannot go on for want of quota: they take in nobody else."""
-        return {attempt.request.tenant for attempt in self._refused() if attempt.quota_used and not attempt.idle}
-
-    @property
-    def _num_starving(self) -> int:
-        """How many cannot go on for want of slots in the pool, those in idle capacity apart."""
-        return sum(not attempt.quota_used and not attempt.idle for attempt in self._refused())
-
-    def _refused(self) -> Sequence[DecodeAttempt]:
-        """The attempts whose growth was refused and has not been asked for again."""
-        return [attempt for attempt in self._holders.values() if attempt.growth == "refused"] if self._any_refused else ()
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -373,11 +334,10 @@ class DecodeCore:
                 self._grow_ahead(attempt)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "reserving":
                 attempt.phase = "waiting"
-                del self._holders[attempt.attempt_id]
+                self._holders.leave(attempt)
                 self._no_room(attempt, failure, now)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.growth == "asked":
-                attempt.growth, self._any_refused = "refused", True
-                attempt.quota_used = failure.code is FailureCode.QUOTA_USED
+                self._holders.refuse_growth(attempt, quota_used=failure.code is FailureCode.QUOTA_USED)
                 if attempt.quota_used and not attempt.idle:
                     self._take_from_idle(1, now, attempt.request.tenant)
             case AttemptFailed(_, failure):
@@ -399,7 +359,7 @@ class DecodeCore:
             tenant=request.tenant,
             growth_blocks=attempt.growth_blocks(self._settings.block_tokens),
             quota_used=failure.code is FailureCode.QUOTA_USED,
-            kept_blocks=self._kept_for_growth(attempt),
+            kept_blocks=self._holders.kept_for_growth(attempt),
         )
 
     def _acquired(self, attempt: DecodeAttempt, acquired: storage.Acquired) -> None:
@@ -434,10 +394,11 @@ class DecodeCore:
     # ---- slots ----
 
     def _ask_for_waiting(self, now: float) -> None:
-        if not self._claims or not self._has_place:
+        if not self._claims or not self._holders.has_place:
             return
-        alone = all(attempt.idle for attempt in self._holders.values())
-        head = self._claims.next_to_ask(now, kept_blocks=self._kept_for_growth(), alone=alone, held_back=self._starving_tenants())
+        alone = all(attempt.idle for attempt in self._holders)
+        kept_blocks, held_back = self._holders.kept_for_growth(), self._holders.starving_tenants
+        head = self._claims.next_to_ask(now, kept_blocks=kept_blocks, alone=alone, held_back=held_back)
         if head is not None:
             self._reserve(self._attempts[head])
 
@@ -449,26 +410,24 @@ class DecodeCore:
             self._orders.append(storage.Grow(attempt.attempt_id, 1))
 
     def _retry_growth(self) -> None:
-        refused, self._any_refused = self._refused(), False
-        for attempt in refused:
-            attempt.growth = "none"
+        for attempt in self._holders.ask_again():
             self._grow_ahead(attempt)
 
     def _give_way(self, now: float) -> None:
         """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
-        if not self.has_idle:
+        if not self._holders.has_idle:
             return
         for _ in range(len(self._holders) - self._settings.max_batch):
-            self._preempt(next(reversed(self._holders.values())), now)
-        lacking = self._num_starving
-        if self._claims and self._has_place:
-            lacking += max(0, self._claims.wanted_blocks + self._kept_for_growth() - self._claims.available)
+            self._preempt(self._holders.youngest, now)
+        lacking = self._holders.num_starving
+        if self._claims and self._holders.has_place:
+            lacking += max(0, self._claims.wanted_blocks + self._holders.kept_for_growth() - self._claims.available)
         if lacking and not self._held_back() and now >= self._room_awaited_until:
             self._take_from_idle(lacking, now)
 
     def _take_from_idle(self, num_slots: int, now: float, tenant: str | None = None) -> None:
         """Takes so many slots from those in idle capacity (of the tenant, if one is given), or all they have: the youngest go first."""
-        for attempt in reversed([one for one in self._holders.values() if one.idle and tenant in (None, one.request.tenant)]):
+        for attempt in reversed([one for one in self._holders.idle if tenant in (None, one.request.tenant)]):
             if num_slots <= 0:
                 return
             num_slots -= len(attempt.slots)
@@ -482,19 +441,18 @@ class DecodeCore:
 
     def _room_comes(self, now: float) -> bool:
         """Whether there is, or soon will be, more room than the store knows: those in idle capacity have it, or had until now."""
-        return bool(self._held_back()) or now < self._room_awaited_until or any(one.idle and one.slots for one in self._holders.values())
+        return bool(self._held_back()) or now < self._room_awaited_until or any(one.slots for one in self._holders.idle)
 
     def _make_room(self, now: float) -> None:
         """When a sequence sits out steps because the pool, or its tenant's part of it, is truly full, the youngest that holds slots gives
         them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
         preempted, so work always ends."""
-        block_tokens = self._settings.block_tokens
-        starved = [one for one in self._refused() if one.phase == "running" and not one.ahead and one.lacks_slot(block_tokens)]
+        starved = self._holders.starved
         if not starved or self._held_back() or now < self._room_awaited_until:
             return
         for attempt in starved:
             tenant = attempt.request.tenant if attempt.quota_used else None
-            holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant)]
+            holders = [one for one in self._holders if tenant in (None, one.request.tenant)]
             if len(holders) > 1:
                 youngest = holders[-1]
                 if youngest.phase in ("reserving", "ingesting"):
@@ -510,7 +468,7 @@ class DecodeCore:
             attempt = self._attempts[attempt_id]
             message = f"no {attempt.request.num_blocks} slots came free within {self._settings.slot_wait_s:g} s"
             self._fail(attempt, FailureCode.POOL_FULL, message)
-        for attempt in list(self._holders.values()):
+        for attempt in list(self._holders):
             if attempt.phase == "ingesting" and now >= attempt.lease_until:
                 # A prefill side that hangs is found out by its silence: this one has too much to do.
                 message = f"the prompt was not handed over within {self._settings.ingest_lease_s:g} s"
@@ -520,7 +478,7 @@ class DecodeCore:
                 self._fail(attempt, FailureCode.POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
 
     def _fail_unanswered(self) -> None:
-        asking = [attempt for attempt in self._holders.values() if attempt.phase == "reserving" or attempt.growth == "asked"]
+        asking = [attempt for attempt in self._holders if attempt.phase == "reserving" or attempt.growth == "asked"]
         for attempt in asking:
             if self._observed.now >= attempt.answer_due_at:
                 self._fail(attempt, FailureCode.PEER_LOST, "the node's store did not answer when it was asked for slots")
@@ -534,7 +492,7 @@ class DecodeCore:
     def _load_ahead(self) -> None:
         if not self._settings.loads_ahead:
             return
-        for attempt in scheduling.to_load(self._holders.values(), self._loads.attempt_ids, self._claims.pages):
+        for attempt in scheduling.to_load(self._holders, self._loads.attempt_ids, self._claims.pages):
             self._orders.append(self._loads.launch(attempt))
 
     def _loaded(self, attempt_id: AttemptId) -> None:
@@ -551,10 +509,10 @@ class DecodeCore:
 
     def _launch(self, now: float) -> None:
         settings, turns = self._settings, self._idle_turns
-        turns.look(self.has_idle and any(attempt.idle and attempt.phase == "running" for attempt in self._holders.values()), now)
+        turns.look(any(attempt.phase == "running" for attempt in self._holders.idle), now)
         while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
             batch = scheduling.choose(
-                self._holders.values(),
+                self._holders,
                 self.cost,
                 settings.max_batch,
                 settings.block_tokens,
@@ -663,7 +621,7 @@ class DecodeCore:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
-        self._holders.pop(attempt_id, None)
+        self._holders.leave(attempt)
         self._claims.leave(attempt_id)
         if attempt.phase == "waiting":
             return
