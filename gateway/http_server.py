@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import socket
 import time
 from collections.abc import Generator, Hashable
@@ -18,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from springtide.errors import ConfigError
+from springtide.errors import ConfigError, InvalidRequest, Overloaded, SpringtideError
 from springtide.supervision import supervised
 from springtide.tls import Tls, accept
 
@@ -45,6 +46,17 @@ MOST_S: dict[ConnectionPhase, float] = {"idle": 75.0, "draining": 10.0, "head": 
 """For how long a connection may be in a phase; bodies have their own time (`bodies.py`)."""
 _YIELDING: tuple[ConnectionPhase, ...] = ("idle", "draining", "head", "stalled", "receiving")
 """The phases in which a connection makes room for a new one, in this order."""
+
+
+class TooManyConnections(Overloaded):
+    """There is no room for one more: all are being answered."""
+
+    http_status = 503
+    openai_type = "service_unavailable"
+
+
+class HeadTooLarge(InvalidRequest):
+    http_status = 431
 
 
 class ConnectionTable(Generic[Key]):
@@ -200,7 +212,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(transport)
         victim = self._table.opened(self, self.client[0] if self.client else "", time.monotonic())
         if victim is self:
-            self._refuse(503, "too many connections", "too_many_connections", "service_unavailable")
+            self._refuse(TooManyConnections("too many connections", retry_after_s=1.0, reason="too_many_connections"))
         elif victim is not None:
             victim.drop()
 
@@ -287,9 +299,10 @@ class _Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
-            self._refuse(431, f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers", "head_too_large")
+            message = f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
+            self._refuse(HeadTooLarge(message, code="head_too_large"))
         else:
-            self._refuse(400, "this is not an HTTP request", "invalid_http")
+            self._refuse(InvalidRequest("this is not an HTTP request", code="invalid_http"))
 
     def _stay(self, rest: bytes) -> None:
         """Goes on with a request that has asked for another protocol as if it had not, which is how it is told that there is none. The
@@ -321,14 +334,14 @@ class _Connection(HttpToolsProtocol):
             return
         self._table.moved(self, self._phase(), time.monotonic())
 
-    def _refuse(self, status: int, message: str, code: str, kind: str = "invalid_request_error") -> None:
+    def _refuse(self, error: SpringtideError) -> None:
         """Where an answer has begun already, the connection just ends."""
         if self.cycle is None or self.cycle.response_complete:
-            error = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-            body = json.dumps(error).encode()
-            retry = b"retry-after: 1\r\n" if status == 503 else b""
+            told = {"error": {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.code}}
+            body = json.dumps(told).encode()
+            retry = b"retry-after: %d\r\n" % math.ceil(error.retry_after_s) if isinstance(error, Overloaded) else b""
             head = b"content-type: application/json\r\nconnection: close\r\n%scontent-length: %d\r\n\r\n" % (retry, len(body))
-            self.transport.write(STATUS_LINE[status] + head + body)
+            self.transport.write(STATUS_LINE[error.http_status] + head + body)
         self.transport.close()
 
 
