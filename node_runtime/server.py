@@ -51,8 +51,13 @@ class Core(Protocol[StartT, UpdateT, EventT_contra, ActionT]):
 
     def handle(self, event: EngineEvent[StartT] | EventT_contra, now: float) -> list[storage.Order | SendUpdate[UpdateT] | ActionT]: ...
 
-    def load(self) -> Load:
-        """How the engine is doing, without what only the store knows."""
+    def load(self, slots_total: int, slots_available: int) -> Load:
+        """How the engine is doing; these slots, and more, only the store knows."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether attempts are here whose work is not over."""
         ...
 
     @property
@@ -242,18 +247,21 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self._held) > 0 or len(self._core.load().attempt_ids) > 0
+        return len(self._held) > 0 or self._core.has_work
+
+    def load(self) -> Load:
+        """How the engine is doing as its core sees it. Of a store that is away or silent, no slots are offered: their total is 0."""
+        offers = self._store_silent_s < OFFERS_UNTIL * self._silence_s
+        slots_total = self.link.num_slots if self.link is not None and offers else 0
+        return self._core.load(slots_total, self.store_load.slots_available)
 
     def load_report(self) -> LoadReport:
         """What watchers are told."""
-        offers = self.link is not None and self._store_silent_s < OFFERS_UNTIL * self._silence_s
-        doing = self._core.load()
+        doing = self.load()
         doing = replace(
             doing,
             waiting=doing.waiting + len(self._held),
             attempt_ids=doing.attempt_ids | self._held.attempt_ids,
-            slots_total=self.link.num_slots if self.link is not None and offers else 0,
-            slots_available=self.store_load.slots_available,
             ssd_read_us_per_block=self.store_load.ssd_read_us_per_block,
         )
         return LoadReport(InstanceId(self._arguments.instance_id), self.incarnation, doing, self.stalled)

@@ -151,7 +151,7 @@ class DecodeCore:
         """Whether some of them have not begun, those in idle capacity apart."""
         return any(not attempt.has_begun and not attempt.idle for attempt in self._attempts.values())
 
-    def load(self, slots_total: int = 0, slots_available: int = 0) -> Load:
+    def load(self, slots_total: int, slots_available: int) -> Load:
         """How the node is doing; these slots, and more, only the store knows."""
         running = tokens = 0
         promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens

@@ -140,7 +140,7 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
 
     def handled(self, event: Event) -> None:
         if isinstance(event, Tick):
-            load = self.core.load()
+            load = self.load()
             metrics.RUNNING.set(load.running)
             metrics.IDLE.set(load.idle.running)
             metrics.IDLE_SLOWDOWN.set(self.core.slowdown)

@@ -137,7 +137,7 @@ class PrefillCore:
         """Whether attempts are here whose work is not over."""
         return len(self._attempts) > 0
 
-    def load(self, slots_total: int = 0, slots_available: int = 0) -> Load:
+    def load(self, slots_total: int, slots_available: int) -> Load:
         """How the group is doing; these slots, and more, only the store knows. `queue_ms` lasts until a further prompt could begin: passes
         that have left the first stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its
         begin."""

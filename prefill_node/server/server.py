@@ -139,7 +139,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
             case Start(_, start):
                 self._transfers.started(start.request)
             case Tick():
-                load = self.core.load()
+                load = self.load()
                 metrics.RUNNING.set(load.running)
                 metrics.IDLE.set(load.idle.running)
                 metrics.IDLE_SLOWDOWN.set(self.core.slowdown)

@@ -103,7 +103,7 @@ class SimDecode:
             self._cut()
         self._mailbox = Mailbox(lambda event: None)
         self.store.engine_left()
-        return tuple(self._core.load().attempt_ids)
+        return tuple(self.load().attempt_ids)
 
     def tick(self) -> None:
         if self._core.has_waiting:
@@ -125,7 +125,7 @@ class SimDecode:
     def _refuses(self, arrived: storage.Ingested) -> bool:
         if self._late_tbt_slo_ms is None:
             return False
-        load, tokens = self._core.load(), self._gateway.request_of(arrived.attempt_id).input_tokens
+        load, tokens = self.load(), self._gateway.request_of(arrived.attempt_id).input_tokens
         return self._hardware.step_ms(load.running + 1, load.tokens + tokens) > self._late_tbt_slo_ms
 
     def _do(self, action: Action) -> None:

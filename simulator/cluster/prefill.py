@@ -84,7 +84,7 @@ class SimPrefill:
         """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
         self._mailbox = Mailbox(lambda event: None)
         self.store.engine_left()
-        return tuple(self._core.load().attempt_ids)
+        return tuple(self.load().attempt_ids)
 
     def tick(self) -> None:
         if self._core.has_work:

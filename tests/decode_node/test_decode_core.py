@@ -159,7 +159,7 @@ def test_however_many_wait_they_are_not_refused_for_it() -> None:
     node = Node(100)
     seen = [action for i in range(50) for action in node.tell(start(f"a{i}", 5, waits=True))]
     assert failures(seen) == [] and reserved(seen) == [f"a{i}" for i in range(MAX_BATCH)]
-    assert node.core.load().waiting == 50
+    assert node.load().waiting == 50
 
 
 def test_who_has_begun_its_prefill_elsewhere_does_not_wait_for_room() -> None:
@@ -209,7 +209,7 @@ def test_room_is_kept_for_what_runs_to_grow_into() -> None:
     node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=64, expected_tokens=5 * BLOCK_TOKENS))
     (kept,) = only(node.tell(start("b", BLOCK_TOKENS, max_tokens=8, waits=True, expected_tokens=8)), Reserve)
     assert kept.leave_available == (7 - 4) + 1, "`a` has slots ahead; `b` will have another for its output"
-    assert node.core.load().slots_promised == 3, "`b` has that one by now"
+    assert node.load().slots_promised == 3, "`b` has that one by now"
 
 
 def test_of_a_quota_room_is_kept_for_what_runs_of_its_tenant() -> None:
@@ -281,7 +281,7 @@ def test_a_tenant_of_which_one_cannot_go_on_takes_in_nobody_else() -> None:
     launched = node.join(start("small", 15, max_tokens=26, tenant="small"))
     steps(node, launched, 1)
     waiting = node.tell(start("next", 6, max_tokens=2, waits=True, tenant="small"))
-    assert only(waiting, Reserve) == [] and node.core.load().waiting == 1
+    assert only(waiting, Reserve) == [] and node.load().waiting == 1
     assert [order.attempt_id for order in only(node.tell(start("other", 6, max_tokens=2, waits=True)), Reserve)] == ["other"]
 
 

@@ -49,7 +49,7 @@ def test_a_whole_batch_of_others_leaves_none_of_them() -> None:
         join(node, name)
     gone = [failures(node.tell(start(f"online-{i}", 10))) for i in range(MAX_BATCH)]
     assert gone == [[(name, FailureCode.PREEMPTED)] for name in ("c", "b", "a")]
-    load = node.core.load()
+    load = node.load()
     assert load.idle.running == 0 and load.waiting == MAX_BATCH
 
 
@@ -63,7 +63,7 @@ def test_no_step_of_theirs_begins_while_another_is_on_its_way_here() -> None:
     assert rows_of(run) == ["online"]
     (output_of,) = [reply for reply in only(node.step(run, token=0), SendUpdate) if reply.update.outputs]
     assert output_of.update.outputs[0].finish is not None
-    assert node.core.load().idle.running == 1, "it has sat out, and keeps what it has"
+    assert node.load().idle.running == 1, "it has sat out, and keeps what it has"
 
 
 def test_when_the_others_are_over_they_go_on() -> None:
@@ -107,7 +107,7 @@ def test_slots_are_taken_from_them_at_once_and_who_asked_waits_for_these() -> No
     assert only(actions, Release) == [], "a step uses the slots"
     after = node.step(run)
     assert Release("a") in after
-    assert node.core.load().waiting == 1
+    assert node.load().waiting == 1
     again = node.tell(storage.StoreLoad(7, 7))
     assert [order.attempt_id for order in only(again, Reserve)] == ["online"] and reserved(again) == []
     assert rows_of(run_of(node.tell(Ingested("online", 100)))) == ["online"]
@@ -129,15 +129,15 @@ def test_they_never_take_anything_from_others() -> None:
     join(node, "online", 14, idle=False)
     actions = node.tell(start("idle", 25, idle=True, max_tokens=8))
     assert failures(actions) == [("idle", FailureCode.POOL_FULL)]
-    assert node.core.load().waiting == 0, "they do not wait here"
+    assert node.load().waiting == 0, "they do not wait here"
 
 
 def test_others_see_the_node_as_if_they_were_not_there() -> None:
     node = Node(20)
-    empty = node.core.load()
+    empty = node.load()
     join(node, "a")
     join(node, "b")
-    load = node.core.load()
+    load = node.load()
     assert replace(load, idle=empty.idle, attempt_ids=empty.attempt_ids) == empty
     assert load.idle.running == 2 and load.idle.slots_held == 6 and load.attempt_ids == {"a", "b"}
 

@@ -132,7 +132,7 @@ def test_a_full_pool_preempts_who_is_still_loaded_and_only_it() -> None:
 def test_who_is_loaded_counts_at_admission_and_in_the_load() -> None:
     node = Node(100, loads_ahead=True)
     node.join(start("a", 50, tbt_slo_ms=4.0))
-    assert (node.core.load().running, node.core.load().waiting, node.core.load().tokens) == (1, 0, 51)
+    assert (node.load().running, node.load().waiting, node.load().tokens) == (1, 0, 51)
     assert failures(node.tell(start("b", 200, tbt_slo_ms=100.0))) == [("b", FailureCode.OVERLOADED)]
 
 

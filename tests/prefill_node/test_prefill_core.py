@@ -23,6 +23,7 @@ from springtide.clock import Tick
 from springtide.cost import PrefillCost
 from springtide.ids import NodeId
 from springtide.protocol import storage
+from springtide.protocol.instances import Load
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, PrefillStart
@@ -68,6 +69,10 @@ class Node:
         self.core.validate()
         return actions
 
+    def load(self) -> Load:
+        """How the group is doing, the store's slots apart."""
+        return self.core.load(slots_total=0, slots_available=0)
+
     def run_passes(self, actions: list[Action], token: int = 7) -> list[Action]:
         """Answers every pass, also those that follow, until there is none; returns all actions."""
         seen = list(actions)
@@ -99,7 +104,7 @@ def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() ->
     done = only(actions, SendUpdate)[0].update
     assert done.output.tokens == (SampledToken(7),) and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
     assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
-    assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == frozenset()
+    assert node.tell(storage.HandedOver("a", 1)) == [] and not node.core.has_work
 
 
 def scores_of(tokens: int) -> PromptLogprobs:
@@ -356,7 +361,7 @@ def test_a_chunk_begins_when_the_one_before_it_has_left_the_first_stage() -> Non
     done = node.tell(ev.PassDone(first.pass_id, [None], 9.0))
     assert [(commit.first_block, len(commit.keys)) for commit in only(done, Commit)] == [(0, 2)]
     assert only(done, RunPass)[0].rows[0].chunk.start == 64
-    assert node.core.load().tokens == 54
+    assert node.load().tokens == 54
 
 
 def test_slots_are_released_when_the_last_of_several_passes_has_ended() -> None:
@@ -409,13 +414,13 @@ def test_what_has_left_the_first_stage_is_in_nobodys_way() -> None:
     node.tell(start("a", 32))
     pass_ms = node.core.cost.slowest_share * node.core.cost.predict_ms(16)
     first = only(node.tell(Acquired("a", slots(4), 0, 0)), RunPass)[0]
-    assert node.core.load().queue_ms == pytest.approx(2 * pass_ms)
+    assert node.load().queue_ms == pytest.approx(2 * pass_ms)
     second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
-    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    assert node.load().queue_ms == pytest.approx(pass_ms)
     node.tell(ev.PassDone(first.pass_id, [None], 1.0))
-    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    assert node.load().queue_ms == pytest.approx(pass_ms)
     node.tell(ev.PassLeft(second.pass_id))
-    assert node.core.load().queue_ms == 0.0 and node.core.load().tokens == 16
+    assert node.load().queue_ms == 0.0 and node.load().tokens == 16
 
 
 def test_what_has_left_the_first_stage_and_waits_for_the_next_one_is_in_the_way() -> None:
@@ -425,9 +430,9 @@ def test_what_has_left_the_first_stage_and_waits_for_the_next_one_is_in_the_way(
     first = only(node.tell(Acquired("a", slots(4), 0, 0)), RunPass)[0]
     second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
     node.tell(ev.PassLeft(second.pass_id))
-    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    assert node.load().queue_ms == pytest.approx(pass_ms)
     node.tell(ev.PassDone(first.pass_id, [None], 1.0))
-    assert node.core.load().queue_ms == 0.0
+    assert node.load().queue_ms == 0.0
 
 
 def test_what_is_predicted_of_a_group_follows_its_slowest_stage() -> None:
@@ -699,13 +704,13 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
     for _ in range(2000):
         choices = [choice for choice in world.possible() if choice != "tick"]
         if not choices:
-            world.now += 61.0 if world.core.load().waiting else 0.0
+            world.now += 61.0 if world.core.load(slots_total=0, slots_available=0).waiting else 0.0
             world.tick()
             if not [choice for choice in world.possible() if choice != "tick"]:
                 break
         else:
             getattr(world, choices[0])()
-    assert world.core.load().attempt_ids == frozenset()
+    assert not world.core.has_work
     assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
     for name in world.started:
         assert world.done[name] <= 1 and world.ended[name] <= 1

@@ -47,9 +47,9 @@ def test_who_comes_is_computed_next_and_they_go_on_afterwards() -> None:
 
 def test_others_see_the_group_as_if_they_were_not_there() -> None:
     node = Node()
-    empty = node.core.load()
+    empty = node.load()
     begin(node, "idle", 60, idle=True)
-    load = node.core.load()
+    load = node.load()
     assert replace(load, idle=empty.idle, attempt_ids=frozenset()) == empty
     assert load.idle.running == 1 and load.idle.queue_ms > 0 and load.idle.slots_held == 8 and load.attempt_ids == {"idle"}
 

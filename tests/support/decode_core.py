@@ -19,6 +19,7 @@ from springtide.blocks import block_keys
 from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.protocol import storage
+from springtide.protocol.instances import Load
 from springtide.protocol.outputs import AttemptFailed, FailureCode, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
@@ -142,6 +143,10 @@ class Node:
             self.store.held[name].append(slot)
             return [Grown(name, (slot,))]
         return []
+
+    def load(self) -> Load:
+        """How the node is doing, the store's slots apart."""
+        return self.core.load(slots_total=0, slots_available=0)
 
     def join(self, begin: events.Start, first_token: int = 100) -> list[Action]:
         return self.tell(begin) + self.tell(Ingested(begin.start.request.attempt_id, first_token))
