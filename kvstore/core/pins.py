@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +24,7 @@ class PinKind(Enum):
     SOFT = "soft"
     """Evicted only when nothing else can go."""
     HARD = "hard"
-    """Never evicted; at most `hard_limit` blocks of a store are."""
+    """Never evicted; at most `hard_limit` blocks of a store are, of which a tenant, where requests have one, leaves as many as it has."""
 
 
 class UnknownPin(SpringtideError):
@@ -66,6 +67,8 @@ class Pins:
         self._soft = soft
         self._hard: dict[BlockKey, int] = {}
         """How many hard pins keep a block."""
+        self._hard_of: Counter[str] = Counter()
+        """How many blocks of each tenant are under hard pins."""
         self._pins: dict[str, Pin] = {}
         self._expiry: list[tuple[float, str]] = []
         """A heap. Entries of pins that were renewed or removed stay until they surface."""
@@ -96,7 +99,8 @@ class Pins:
     def pin(self, pin_id: str, keys: Sequence[BlockKey], kind: PinKind, ttl_s: float, now: float) -> Pin:
         """Keeps those of `keys` that are held, and all their ancestors, for `ttl_s`. A pin of the same id is replaced.
 
-        Raises InvalidRequest, NothingHeld, and PinLimit when more than `hard_limit` blocks would be under hard pins.
+        Raises InvalidRequest, NothingHeld, and PinLimit when more than `hard_limit` blocks would be under hard pins, or a tenant would not
+        leave as much of that as it has.
         """
         if not 0 < len(pin_id) <= MAX_PIN_ID_LENGTH:
             raise InvalidRequest(f"pin_id must have 1 to {MAX_PIN_ID_LENGTH} characters, not {len(pin_id)}", param="pin_id")
@@ -171,20 +175,29 @@ class Pins:
         return found
 
     def _check_limit(self, pin_id: str, blocks: dict[BlockKey, Block], old: Pin | None) -> None:
-        freed = 0
-        if old is not None and old.kind is PinKind.HARD:
-            freed = sum(self._hard[key] == 1 and key not in blocks for key in old.blocks)
-        wanted = len(self._hard) - freed + sum(key not in self._hard for key in blocks)
-        if wanted > self.hard_limit:
+        before = old.blocks if old is not None and old.kind is PinKind.HARD else {}
+        freed = Counter(block.tenant.name for key, block in before.items() if self._hard[key] == 1 and key not in blocks)
+        added = Counter(block.tenant.name for key, block in blocks.items() if key not in self._hard)
+        wanted = len(self._hard) - freed.total() + added.total()
+        left = self.hard_limit - wanted
+        if left < 0:
             raise PinLimit(
                 f"hard pin {pin_id!r} of {len(blocks)} blocks: {wanted} blocks would be under hard pins, "
                 f"of which this store takes {self.hard_limit} (kv.hard_pin_share)"
             )
+        for tenant in added.keys() - {""}:
+            own = self._hard_of[tenant] - freed[tenant] + added[tenant]
+            if own > left:
+                raise PinLimit(
+                    f"hard pin {pin_id!r} of {len(blocks)} blocks: {own} blocks of {tenant!r} would be under hard pins, and {left} left "
+                    f"of the {self.hard_limit} that this store takes (kv.hard_pin_share): a tenant leaves as many as it has"
+                )
 
     def _hold(self, pin: Pin) -> None:
         for key, block in pin.blocks.items():
             if pin.kind is PinKind.HARD:
                 self._index.reference(block)
+                self._hard_of[block.tenant.name] += key not in self._hard
                 self._hard[key] = self._hard.get(key, 0) + 1
             elif key in self._soft:
                 self._soft[key].append(pin)
@@ -199,6 +212,7 @@ class Pins:
                 self._hard[key] -= 1
                 if not self._hard[key]:
                     del self._hard[key]
+                    self._hard_of[block.tenant.name] -= 1
                 self._index.dereference(block)
             elif len(self._soft[key]) > 1:
                 self._soft[key].remove(pin)
@@ -218,6 +232,8 @@ class Pins:
         assert sum(self._hard.values()) == len(kept[PinKind.HARD]) and set(self._hard) == set(kept[PinKind.HARD])
         assert sum(map(len, self._soft.values())) == len(kept[PinKind.SOFT]) and set(self._soft) == set(kept[PinKind.SOFT])
         assert len(self._hard) <= self.hard_limit, "hard pins keep their limit"
+        of_tenants = Counter(block.tenant.name for key in self._hard if (block := self._index.get(key)) is not None)
+        assert +self._hard_of == of_tenants, "hard pins are counted for their tenants"
 
 
 def _checked_ttl(ttl_s: float) -> float:

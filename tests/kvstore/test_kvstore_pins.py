@@ -52,6 +52,28 @@ def test_a_hard_pin_is_never_evicted() -> None:
     assert len(pool.acquire(AttemptId("b"), [], 2, 0).slots) == 2
 
 
+def test_a_tenant_leaves_as_many_hard_pins_as_it_has() -> None:
+    pool = Pool([0] * 12, 1, hard_pins=8)
+    acme, more, zeta = keys_of(1, 2, 3), keys_of(4, 5), keys_of(7, 8, 9)
+    cache(pool, "acme", acme, "acme")
+    cache(pool, "more", more, "acme")
+    cache(pool, "zeta", zeta, "zeta")
+    pool.pins.pin("a", acme, PinKind.HARD, 60.0, 0.0)
+    with pytest.raises(
+        PinLimit, match=r"5 blocks of 'acme' would be under hard pins, and 3 left of the 8 .*: a tenant leaves as many as it has"
+    ):
+        pool.pins.pin("b", more, PinKind.HARD, 60.0, 0.0)
+    pool.pins.pin("b", more[:1], PinKind.HARD, 60.0, 0.0)
+    pool.pins.pin("z", zeta[:2], PinKind.HARD, 60.0, 0.0)
+    with pytest.raises(PinLimit, match="3 blocks of 'zeta' would be under hard pins, and 1 left"):
+        pool.pins.pin("z", zeta, PinKind.HARD, 60.0, 0.0)
+    pool.pins.unpin("a")
+    pool.pins.pin("z", zeta, PinKind.HARD, 60.0, 0.0)
+    pool.pins.pin("b", more, PinKind.HARD, 60.0, 0.0)
+    pool.validate()
+    assert pool.pins.num_hard == 5
+
+
 def test_hard_pins_leave_room_to_serve_and_blocks_that_they_share_count_once() -> None:
     pool = new_pool(hard_pins=3)
     pool.pins.pin("p", OLD[:2], PinKind.HARD, 60.0, 0.0)
