@@ -192,7 +192,7 @@ class AnswerStream:
     async def accepted(self) -> None:
         """Returns when every prompt has a place to be computed. Raises what the request failed with before that. Afterwards it may still be
         refused, at the last admission check."""
-        await self._accepted
+        await asyncio.shield(self._accepted)
 
     async def batches(self, ping_s: float | None = None) -> AsyncIterator[list[Delta]]:
         """Whatever has come since the last batch, until all choices are finished: nothing, when there has been nothing for `ping_s`. Raises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -185,8 +186,11 @@ class _Exchange:
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             if order.stream:
-                # Headers go out before there is a token: a refusal at the last admission check is an event of the stream.
-                await answer.accepted()
+                # Headers go out before there is a token: a refusal at the last admission check is an event of the stream. So is one that
+                # takes longer than a stream may be silent, as of who waits for idle capacity.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._ping_s(order)):
+                        await answer.accepted()
                 return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
             whole = await answer.whole()
             await self._after(order, whole)

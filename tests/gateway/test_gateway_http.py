@@ -253,6 +253,28 @@ async def test_a_streams_headers_do_not_wait_for_its_first_token_and_it_says_tha
         await gateway.close()
 
 
+async def test_a_stream_that_waits_to_be_placed_says_that_it_lives_and_how_that_ends(arguments: ProcessArguments, cluster: Cluster) -> None:
+    """As of who wants idle capacity only: there may be none for long."""
+    server = arguments.config.server.model_copy(update={"stream_ping_s": 0.05})
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), cluster.conductor.address)
+    await gateway.start()
+    busy = conductor_pb2.Rejection(reason=conductor_pb2.REASON_NOT_IDLE, message="no decode node has idle capacity", retry_after_s=0.3)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
+            cluster.conductor.rejections += [busy, busy]
+            async with http.stream("POST", CHAT, json=chat(stream=True, service_tier="flex")) as response:
+                lines = response.aiter_lines()
+                assert response.status_code == 200 and await anext(lines) == ": ping"
+                said = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+            assert "".join(event["choices"][0]["delta"].get("content", "") for event in said) == TEXT
+            cluster.conductor.rejections += [busy]
+            async with http.stream("POST", CHAT, json=chat(stream=True, service_tier="flex", deadline_ms=200)) as response:
+                said = [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {")]
+            assert response.status_code == 200 and "deadline" in said[-1]["error"]["message"]
+    finally:
+        await gateway.close()
+
+
 async def test_a_client_may_name_its_request_and_has_the_name_back(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for stream in (False, True):
