@@ -3,10 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 PEERS_VLLM := .venv-peers-vllm
+CLIENTS := .venv-clients
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-rdma test-hosts chaos chaos-series lint proto experiments image-pins peers performance clean
+.PHONY: help serve test test-clients test-rdma test-hosts chaos chaos-series lint proto experiments image-pins peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -18,6 +19,9 @@ test: $(VENV)/.installed-dev lint ## every check and test
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" tests/e2e --durations 10 $(ARGS)
 	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## instructor, OpenAI's agents and lm-eval, unmodified, from an environment of their own
+	CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/pytest -m 'slow or not slow' tests/e2e/clients/test_instructor.py tests/e2e/clients/test_openai_agents.py tests/e2e/test_lm_eval.py $(ARGS)
 
 test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine with software devices (QEMU; no KVM, no NIC)
 	$(BIN)/python tests/rdma --timeout 2400 python -m pytest -p no:cacheprovider -m rdma --timeout 600 tests/messenger tests/kvstore $(ARGS)
@@ -89,5 +93,10 @@ $(PEERS_VLLM)/.installed: benchmarks/peers-vllm.txt constraints.txt
 	@echo "[3/3] the name vllm" && $(PEERS_VLLM)/bin/python -m benchmarks.check_vllm
 	@touch $@
 
+$(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install -r $<
+	@touch $@
+
 clean: ## remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(PEERS_VLLM) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(PEERS_VLLM) $(CLIENTS) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

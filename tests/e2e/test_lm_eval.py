@@ -1,13 +1,9 @@
-"""EleutherAI's lm-eval, unmodified, scores a task that is made on the spot as transformers does.
-
-lm-eval has an environment of its own: `python -m venv ENV && ENV/bin/pip install 'lm_eval[api]' transformers`, and LM_EVAL=ENV/bin/lm_eval.
-"""
+"""EleutherAI's lm-eval, unmodified, scores a task that is made on the spot as transformers does."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +16,11 @@ from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference
 
-LM_EVAL = os.environ.get("LM_EVAL") or shutil.which("lm_eval") or ""
+CLIENTS = os.environ.get("CLIENTS", "")
+LM_EVAL = f"{CLIENTS}/bin/lm_eval"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not LM_EVAL, reason="wants lm_eval on the PATH or in LM_EVAL; the file's head says how"),
+    pytest.mark.skipif(not CLIENTS, reason="wants an environment of its own: make test-clients"),
 ]
 QUESTIONS = [
     ("The sea is", [" blue", " a kind of very tall tree", " wet"]),

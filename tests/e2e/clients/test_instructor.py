@@ -1,7 +1,4 @@
-"""`instructor`, unmodified, gets what pydantic describes, from a small model that would not have kept to it by itself.
-
-It has an environment of its own: `python -m venv ENV && ENV/bin/pip install instructor`, and INSTRUCTOR_PYTHON=ENV/bin/python.
-"""
+"""`instructor`, unmodified, gets what pydantic describes, from a small model that would not have kept to it by itself."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ import pytest
 
 from tests.support.cluster import Cluster
 
-PYTHON = os.environ.get("INSTRUCTOR_PYTHON", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="wants INSTRUCTOR_PYTHON; the file's head says how")
+CLIENTS = os.environ.get("CLIENTS", "")
+pytestmark = pytest.mark.skipif(not CLIENTS, reason="wants an environment of its own: make test-clients")
 ASK = """
 import json, sys
 from enum import Enum
@@ -47,7 +44,7 @@ print(json.dumps(pet.model_dump(mode="json")))
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_answers_are_what_their_description_asks_for(cluster: Cluster, mode: str) -> None:
-    command = [PYTHON, "-c", ASK, f"{cluster.url}/v1", cluster.model, mode]
+    command = [f"{CLIENTS}/bin/python", "-c", ASK, f"{cluster.url}/v1", cluster.model, mode]
     run = subprocess.run(command, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     pet = json.loads(run.stdout)
