@@ -43,10 +43,11 @@ async def main():
     kinds = [event.type async for event in streamed.stream_events()]
     plain = Agent(name="plain", output_type=Sure, model=model, model_settings=ModelSettings(temperature=0, max_tokens=100))
     further = await Runner.run(plain, "Thank you.", previous_response_id=said.last_response_id)
+    alone = await Runner.run(plain, "Thank you.")
     print(json.dumps({
         "calls": calls, "said": said.final_output, "streamed": streamed.final_output, "kinds": sorted(set(kinds)),
         "items": [item.type for item in said.new_items], "further": further.final_output.sure,
-        "prompt": [said.raw_responses[-1].usage.input_tokens, further.raw_responses[-1].usage.input_tokens],
+        "prompt": [alone.raw_responses[-1].usage.input_tokens, further.raw_responses[-1].usage.input_tokens],
     }))
 
 asyncio.run(main())
