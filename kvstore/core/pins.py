@@ -232,7 +232,7 @@ class Pins:
         assert sum(self._hard.values()) == len(kept[PinKind.HARD]) and set(self._hard) == set(kept[PinKind.HARD])
         assert sum(map(len, self._soft.values())) == len(kept[PinKind.SOFT]) and set(self._soft) == set(kept[PinKind.SOFT])
         assert len(self._hard) <= self.hard_limit, "hard pins keep their limit"
-        of_tenants = Counter(block.tenant.name for key in self._hard if (block := self._index.get(key)) is not None)
+        of_tenants = Counter(held.tenant.name for key in self._hard if (held := self._index.get(key)) is not None)
         assert +self._hard_of == of_tenants, "hard pins are counted for their tenants"
 
 
