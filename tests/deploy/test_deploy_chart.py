@@ -92,7 +92,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             },
         },
     },
-    "client certificates": {"gateway": {"tls": {"existingSecret": "certificate", "clientCa": True}}},
+    "client certificates": {"gateway": {"tls": {"existingSecret": "certificate", "clientCa": True}}, "test": {"existingSecret": "client"}},
     "download": {
         "model": {
             "path": "/models/small",
@@ -163,7 +163,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
 }
 RAY = ("ray", "ray, scaled", "ray, cuda")
-FROM_OUTSIDE = {"ours", "company", "of-valkey", "prometheus", "certificate", "hub", "models", "files", "registry", "default"}
+FROM_OUTSIDE = {"ours", "company", "of-valkey", "prometheus", "certificate", "client", "hub", "models", "files", "registry", "default"}
 """What values name, and the chart does not make."""
 
 

@@ -74,6 +74,12 @@ def test_a_request_is_served_by_what_the_pods_run(cluster: Cluster) -> None:
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
 
 
+def test_helm_test_is_a_request(cluster: Cluster) -> None:
+    cluster.start("test-0")
+    request = cluster.pods["test-0"].containers["request"]
+    assert request.wait() == 0, request.log.read_text()
+
+
 def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:
     for name, content in cluster.secret(f"{RELEASE}-springtide-prometheus").items():
         (tmp_path / name).write_bytes(content)

@@ -131,11 +131,12 @@ class Pod:
         path = self._directory / "volumes" / name
         path.mkdir(parents=True)
         path.chmod(0o777)
-        config, secret = volume.get("configMap", {}).get("name"), volume.get("secret", {}).get("secretName")
-        for kind, reference in (("ConfigMap", config), ("Secret", secret)):
-            if reference is not None:
-                for key, text in self._of(kind, reference)["data"].items():
-                    (path / key).write_bytes(text.encode() if kind == "ConfigMap" else base64.b64decode(text))
+        for kind, field, name_field in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
+            if (reference := volume.get(field)) is not None:
+                there = self._of(kind, reference[name_field])["data"]
+                for item in reference.get("items", [{"key": key, "path": key} for key in there]):
+                    text = there[item["key"]]
+                    (path / item["path"]).write_bytes(text.encode() if kind == "ConfigMap" else base64.b64decode(text))
         for source in volume.get("projected", {}).get("sources", []):
             if "configMap" in source:
                 for item in source["configMap"]["items"]:
