@@ -45,6 +45,7 @@ from tests.support.chart import (
     rendered,
     selected,
 )
+from tests.support.chart_schema import schema_of_config
 from tests.support.chart_tools import HELM, TOOLS, helm
 
 KUBERNETES = tuple(f"1.{minor}" for minor in range(30, 37))
@@ -505,6 +506,10 @@ def test_routes_lead_to_the_service() -> None:
         ({"decode": {"resources": {"requests": {"cpu": "1"}}, "kind": 3}}, "kind"),
         ({"image": {"digest": "abc"}}, "digest"),
         ({"model": {"path": "/elsewhere"}}, "path"),
+        ({"config": {"kv": {"arena_sise": "1GiB"}}}, "arena_sise"),
+        ({"config": {"kv": {"arena_size": "much"}}}, "arena_size"),
+        ({"config": {"conductor": {"policy": "chance"}}}, "policy"),
+        ({"config": {"cluster": "other"}}, "cluster"),
         ({"model": {"download": {"enabled": True}}}, "image"),
         ({"gateway": {"route": {"enabled": True}}}, "parentRefs"),
         ({"valkey": {"enabled": False}}, "valkey.url"),
@@ -617,6 +622,11 @@ def test_of_pods_that_kubernetes_cannot_count_so_many_stay_at_least(objects: lis
     assert (minimum["prefill"], minimum["decode"]) == (2, 2)
 
 
+def test_the_schema_has_the_settings_that_there_are() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["config"] == schema_of_config(), "python -m tests.support.chart_schema"
+
+
 def test_every_value_is_in_the_schema() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
@@ -635,7 +645,7 @@ def test_every_value_is_in_the_schema() -> None:
             for name, inner in value.items():
                 assert name in described["properties"], f"{path}.{name}"
                 yield from known(inner, described["properties"][name], f"{path}.{name}")
-            assert {name for name in described["properties"] if name != "global"} == set(value) or path.endswith("]"), path
+            assert {name for name in described["properties"] if name != "global"} == set(value) or path == ".config", path
         yield path
 
     assert len(list(known(yaml.safe_load((CHART / "values.yaml").read_text()), schema, ""))) > 100
