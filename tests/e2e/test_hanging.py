@@ -8,7 +8,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -18,15 +19,17 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.netns import Switch, Unavailable
 from tests.support.reference import random_prompt
+from tests.support.scattered import ScatteredCluster
 
 pytestmark = pytest.mark.alone
 
 LONGEST_GAP_S = 5.0
 """The promise."""
+AnyCluster = Cluster | ScatteredCluster
 NUM_STREAMS = 4
 OUTPUT_TOKENS = 900
-RESCHEDULES = "springtide_gateway_reschedules_total"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,29 @@ def cluster(model: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def scattered(model: Path) -> Iterator[ScatteredCluster]:
+    """Each node in a network of its own."""
+    settings = {"dtype": "float32", "prefill_node.chunk_tokens": 64, "kv.arena_size": "256MiB", "conductor.admission": "baseline"}
+    try:
+        with closing(Switch()) as switch, ScatteredCluster(switch, model, further=("prefill-1", "decode-1"), **settings) as cluster:
+            until_whole(cluster)
+            yield cluster
+    except Unavailable as why:
+        pytest.skip(str(why))
+
+
+@contextmanager
+def cut(cluster: ScatteredCluster, name: str) -> Iterator[None]:
+    """The node from its network; afterwards it is back."""
+    network = cluster.networks["decode" if name == "decode-0" else name]
+    network.cut()
+    try:
+        yield
+    finally:
+        network.mend()
+
+
 @contextmanager
 def hanging(pids: Sequence[int]) -> Iterator[None]:
     """SIGSTOP; afterwards they go on."""
@@ -69,7 +95,7 @@ def hanging(pids: Sequence[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def stream(cluster: Cluster, prompt: Sequence[int], num_tokens: int, on_token: Callable[[int], object]) -> tuple[list[int], float]:
+def stream(cluster: AnyCluster, prompt: Sequence[int], num_tokens: int, on_token: Callable[[int], object]) -> tuple[list[int], float]:
     """The tokens, and the longest time between two of them."""
     came_at: list[float] = []
 
@@ -81,7 +107,7 @@ def stream(cluster: Cluster, prompt: Sequence[int], num_tokens: int, on_token: C
     return tokens, max(later - earlier for earlier, later in itertools.pairwise(came_at))
 
 
-def busiest(cluster: Cluster, role: str) -> str:
+def busiest(cluster: AnyCluster, role: str) -> str:
     """The instance that works for the most attempts, once one does."""
     cluster.wait_until(
         lambda: any(one.instance.role == role and one.running for one in cluster.status().instances), f"work at a {role} instance"
@@ -89,8 +115,12 @@ def busiest(cluster: Cluster, role: str) -> str:
     return str(max(cluster.status().instances, key=lambda one: one.running if one.instance.role == role else -1).instance.instance_id)
 
 
-def streams_while_hanging(cluster: Cluster, victims: Callable[[], Sequence[int]], num_tokens: int = OUTPUT_TOKENS) -> list[float]:
-    """The longest gap of each of several streams, in the middle of which these processes stop. Asserts that every token is right."""
+def rescheduled(cluster: AnyCluster) -> float:
+    return cluster.metric("gateway" if isinstance(cluster, ScatteredCluster) else "gateway-0", "springtide_gateway_reschedules_total")
+
+
+def streams_while(fault: Callable[[], AbstractContextManager[None]], cluster: AnyCluster, num_tokens: int = OUTPUT_TOKENS) -> list[float]:
+    """The longest gap of each of several streams, in the middle of which the fault begins. Asserts that every token is right."""
     prompts = [random_prompt(seed, 300, 10, 250) for seed in range(NUM_STREAMS)]
     in_flight = [Event() for _ in prompts]
 
@@ -104,7 +134,7 @@ def streams_while_hanging(cluster: Cluster, victims: Callable[[], Sequence[int]]
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
         answers = [threads.submit(one, number) for number in range(NUM_STREAMS)]
         assert all(begun.wait(60) for begun in in_flight)
-        with hanging(victims()):
+        with fault():
             ends = [answer.result() for answer in answers]
         calm = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, num_tokens).token_ids, prompts))
     assert [tokens for tokens, _ in ends] == calm
@@ -117,7 +147,12 @@ def pid_of(cluster: Cluster, name: str) -> int:
     return pid
 
 
-def until_whole(cluster: Cluster) -> None:
+def until_whole(cluster: AnyCluster) -> None:
+    if isinstance(cluster, ScatteredCluster):
+        cluster.wait_until(lambda: sum(one.ready for one in cluster.status().instances) == 4, "all nodes to be ready")
+        slots = partial(cluster.metric, "store", "springtide_store_slots")
+        cluster.wait_until(lambda: not any(slots({"state": state}) for state in ("in_use", "quarantined")), "all slots to be let go")
+        return
     cluster.wait_ready()
     for name in cluster.record.processes:
         if name.endswith("-store"):
@@ -127,16 +162,16 @@ def until_whole(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])
 def test_streams_go_on_elsewhere_when_what_they_are_at_hangs(cluster: Cluster, part: str) -> None:
-    rescheduled = cluster.metric("gateway-0", RESCHEDULES)
-    gaps = streams_while_hanging(cluster, lambda: [pid_of(cluster, busiest(cluster, "decode") + part)])
+    before = rescheduled(cluster)
+    gaps = streams_while(lambda: hanging([pid_of(cluster, busiest(cluster, "decode") + part)]), cluster)
     print(f"decode{part}: longest gaps {[round(gap, 2) for gap in gaps]} s")
-    assert cluster.metric("gateway-0", RESCHEDULES) > rescheduled, "nothing was where it hung"
+    assert rescheduled(cluster) > before, "nothing was where it hung"
     assert max(gaps) <= LONGEST_GAP_S
     until_whole(cluster)
 
 
-def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds: Iterator[int]) -> None:
-    """Long prompts in the middle of which a process of the prefill node with the given name stops, and others later."""
+def prompts_while(fault: Callable[[str], AbstractContextManager[None]], cluster: AnyCluster, seeds: Iterator[int]) -> None:
+    """Long prompts in the middle of which the fault of the prefill node with the given name begins, and others later."""
     prompts = [random_prompt(next(seeds), 7000, 10, 250) for _ in range(2)]
 
     def ask(prompt: Sequence[int]) -> list[int]:
@@ -148,15 +183,15 @@ def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds:
         return time.monotonic() - began, tokens
 
     before_s, _ = timed(random_prompt(next(seeds), 7000, 10, 250))
-    rescheduled = cluster.metric("gateway-0", RESCHEDULES)
+    before = rescheduled(cluster)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         answers = [threads.submit(ask, prompt) for prompt in prompts]
-        with hanging([victim(busiest(cluster, "prefill"))]):
+        with fault(busiest(cluster, "prefill")):
             began = time.monotonic()
             tokens = [answer.result() for answer in answers]
             took_s = time.monotonic() - began
             later_s = [timed(random_prompt(next(seeds), 300, 10, 250))[0] for _ in range(6)]
-    assert cluster.metric("gateway-0", RESCHEDULES) > rescheduled, "nothing was where it hung"
+    assert rescheduled(cluster) > before, "nothing was where it hung"
     assert max(later_s) <= LONGEST_GAP_S, "what hangs goes on attracting requests"
     until_whole(cluster)
     assert tokens == [ask(prompt) for prompt in prompts]
@@ -170,7 +205,20 @@ def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds:
 @pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])
 def test_a_prompt_is_computed_elsewhere_when_what_computes_it_hangs(cluster: Cluster, part: str) -> None:
     """And later ones are not sent there."""
-    prompts_while_hanging(cluster, lambda name: pid_of(cluster, name + part), itertools.count(1000 if part else 2000))
+    prompts_while(lambda name: hanging([pid_of(cluster, name + part)]), cluster, itertools.count(1000 if part else 2000))
+
+
+def test_streams_go_on_elsewhere_when_their_decode_node_is_cut_off(scattered: ScatteredCluster) -> None:
+    before = rescheduled(scattered)
+    gaps = streams_while(lambda: cut(scattered, busiest(scattered, "decode")), scattered)
+    print(f"cut off: longest gaps {[round(gap, 2) for gap in gaps]} s")
+    assert rescheduled(scattered) > before, "nothing was at the node"
+    assert max(gaps) <= LONGEST_GAP_S
+    until_whole(scattered)
+
+
+def test_a_prompt_is_computed_elsewhere_when_its_prefill_node_is_cut_off(scattered: ScatteredCluster) -> None:
+    prompts_while(lambda name: cut(scattered, name), scattered, itertools.count(6000))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -226,12 +274,12 @@ def child_of(cluster: Cluster, name: str) -> int:
 
 def test_a_prompt_is_computed_elsewhere_when_a_stage_hangs(model: Path) -> None:
     with new_cluster(model, stages=2) as cluster:
-        prompts_while_hanging(cluster, lambda name: child_of(cluster, name), itertools.count(4000))
+        prompts_while(lambda name: hanging([child_of(cluster, name)]), cluster, itertools.count(4000))
 
 
 def test_streams_go_on_elsewhere_when_a_rank_hangs(model: Path) -> None:
     with new_cluster(model, ranks=2) as cluster:
-        gaps = streams_while_hanging(cluster, lambda: [child_of(cluster, busiest(cluster, "decode"))], num_tokens=180)
+        gaps = streams_while(lambda: hanging([child_of(cluster, busiest(cluster, "decode"))]), cluster, num_tokens=180)
         print(f"rank: longest gaps {[round(gap, 2) for gap in gaps]} s")
         assert max(gaps) <= LONGEST_GAP_S
         until_whole(cluster)

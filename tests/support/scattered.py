@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,17 +33,21 @@ from tests.support.netns import Plugged, Switch
 PARTS = ("decode", "conductor", "gateway")
 GROUP = "prefill-0"
 VALKEY_PORT, HTTP_PORT, GRPC_PORT = 6379, 8000, 8001
-READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.05
+READY_S, STOP_S, POLL_S = 120.0, 10.0, 0.05
 
 
 class ScatteredCluster:
     """`with ScatteredCluster(switch, model) as cluster`: ready when entered, gone when left. Each of PARTS has a network of its own: a node
-    with its store, the Conductor with Valkey, the gateway; and so has each stage of the prefill group GROUP."""
+    with its store, the Conductor with Valkey, the gateway; and so has each stage of the prefill group GROUP, and each node of `further`."""
 
-    def __init__(self, switch: Switch, model: Path, stages: int = 1, **settings: Any) -> None:
-        """`settings` go by their dotted names. Raises Unavailable."""
+    def __init__(self, switch: Switch, model: Path, stages: int = 1, further: Sequence[str] = (), **settings: Any) -> None:
+        """`further`: ids of nodes beside decode-0 and the group, such as decode-1. `settings` go by their dotted names.
+
+        Raises Unavailable.
+        """
         self._stages = {stage_id(GROUP, number): number for number in range(stages)}
-        self.networks: dict[str, Plugged] = {part: switch.plug() for part in (*self._stages, *PARTS)}
+        self._further = further
+        self.networks: dict[str, Plugged] = {part: switch.plug() for part in (*self._stages, *PARTS, *further)}
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         self._paths = {part: ClusterPaths(Path(self._scratch.name, part)) for part in self.networks}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -86,7 +90,7 @@ class ScatteredCluster:
     def lose_blocks_of_group(self) -> None:
         """Its stores hold nothing any more, and the Conductor knows."""
         evict_all(self._paths[GROUP].run_dir / f"{GROUP}.store.sock")
-        self.wait_until(lambda: cached_blocks(self._status(), GROUP) == 0, "the Conductor to know what is gone")
+        self.wait_until(lambda: cached_blocks(self.status(), GROUP) == 0, "the Conductor to know what is gone")
 
     def __enter__(self) -> ScatteredCluster:
         authority = Authority.create(Path(self._scratch.name, "ca"), "springtide")
@@ -153,6 +157,8 @@ class ScatteredCluster:
         config, paths = self._config_of(part), self._paths[part]
         if part in self._stages:
             return node_processes("prefill", part, config, paths, self._stages[part])
+        if part in self._further:
+            return node_processes("prefill" if part.startswith("prefill") else "decode", part, config, paths)
         return [spec for spec in processes(config, paths, embedded_valkey=False) if spec.name.partition("-")[0] == part]
 
     def _members(self) -> list[Member]:
@@ -160,7 +166,8 @@ class ScatteredCluster:
         assert config.redis_url is not None
         return members_of(config.redis_url, config.cluster, credentials_of(config))
 
-    def _status(self) -> ClusterStatus:
+    def status(self) -> ClusterStatus:
+        """The Conductor's view."""
         return status_of(self._members(), credentials_of(self._config_of("gateway")))
 
     def _start(self, spec: ProcessSpec, part: str) -> None:
