@@ -207,8 +207,9 @@ class ModelRunner:
 
     def leave_arena(self) -> None:
         """Leaves the arena, in which nothing is computed any more until the next `set_arena`: the device, and other processes of this
-        runner, let go of it."""
+        runner, let go of it. Nothing here views its memory."""
         self._let_go()
+        self._cache = None
 
     def _let_go(self) -> None:
         if self._cache is not None:

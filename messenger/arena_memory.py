@@ -1,6 +1,7 @@
 """Memory that processes of one host share through a file descriptor: no name anywhere, gone with the last process that maps it.
 
-Layout: generations, uint64 [num_granules], padded to `data_offset` (a multiple of 4096); then num_granules * granule bytes.
+Layout: generations, uint64 [num_granules], padded to `data_offset` (a multiple of 4096); then num_granules * granule bytes, padded to whole
+pages.
 """
 
 from __future__ import annotations
@@ -39,10 +40,15 @@ class MemoryHeader:
     granule: int
     incarnation: int
     data_offset: int
+    page_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.data_offset + self.num_granules * self.granule
+        return _padded(self.data_offset + self.num_granules * self.granule, self.page_bytes)
+
+
+def _padded(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit
 
 
 class SharedMemory:
@@ -66,11 +72,14 @@ class SharedMemory:
         self.region = Region(memory, np.frombuffer(self._map, np.uint64, header.num_granules), header.granule)
 
     @classmethod
-    def create(cls, num_granules: int, granule: int, incarnation: int, populate: bool = True) -> SharedMemory:
-        """New memory, zeroed. Peers that map it cannot resize it. Raises NoMemory when the machine does not have that much."""
-        data_offset = -(-num_granules * 8 // _PAGE) * _PAGE
-        header = MemoryHeader(num_granules, granule, incarnation, data_offset)
-        fd = os.memfd_create("springtide-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def create(cls, num_granules: int, granule: int, incarnation: int, populate: bool = True, hugepages: int = 0) -> SharedMemory:
+        """New memory, zeroed, of huge pages with `hugepages` bytes each unless that is 0. Peers that map it cannot resize it. Raises
+        NoMemory when the machine does not have that much, OSError when it has no such pages."""
+        header = MemoryHeader(num_granules, granule, incarnation, _padded(num_granules * 8, _PAGE), hugepages or _PAGE)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        if hugepages:
+            flags |= os.MFD_HUGETLB | (hugepages.bit_length() - 1) << os.MFD_HUGE_SHIFT
+        fd = os.memfd_create("springtide-arena", flags)
         try:
             os.ftruncate(fd, header.total_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

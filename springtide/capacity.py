@@ -13,6 +13,7 @@ from springtide.modelinfo import KVSpec, ModelInfo
 MIN_SLOTS = 2
 _CGROUPS = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_HUGEPAGES = Path("/sys/kernel/mm/hugepages")
 
 
 def arena_slots(kv: KVConfig, spec: KVSpec) -> int:
@@ -51,13 +52,31 @@ def quota_tokens(config: ClusterConfig, info: ModelInfo) -> dict[str, int]:
     return {tenant: slots * spec.block_tokens for tenant, slots in quota_slots(config.kv, spec).items()}
 
 
-def check_memory(kv: KVConfig, num_nodes: int, machine_bytes: int) -> None:
-    """Raises ConfigError when a machine does not have the memory for so many nodes' arenas."""
-    if num_nodes * kv.arena_size > machine_bytes:
-        each = f"{num_nodes} nodes with {kv.arena_size} bytes each take" if num_nodes > 1 else f"{kv.arena_size} bytes is"
+def check_memory(kv: KVConfig, num_nodes: int, machine_bytes: int, hugepages: Path = _HUGEPAGES) -> None:
+    """Raises ConfigError when a machine does not have the memory for so many nodes' arenas, or not the pages that they are to be of."""
+    each = f"{num_nodes} nodes with {kv.arena_size} bytes each take" if num_nodes > 1 else f"{kv.arena_size} bytes is"
+    if kv.hugepages and num_nodes > 0:
+        if num_nodes * kv.arena_size > (free_bytes := _free_hugepage_bytes(kv.hugepages, hugepages)):
+            raise ConfigError(
+                f"kv.hugepages: {each} more than this machine has free in pages of {kv.hugepages} bytes, {free_bytes} bytes; reserve more "
+                "of them (vm.nr_hugepages), or make kv.arena_size smaller"
+            )
+    elif num_nodes * kv.arena_size > machine_bytes:
         raise ConfigError(
             f"kv.arena_size: {each} more than this machine's memory, {machine_bytes} bytes, of which the model needs its part too"
         )
+
+
+def _free_hugepage_bytes(page_bytes: int, root: Path) -> int:
+    """What is reserved of such pages and promised to nobody, or may be had beyond that. Raises ConfigError."""
+    pages = root / f"hugepages-{page_bytes >> 10}kB"
+    if not pages.is_dir():
+        there = ", ".join(sorted(path.name for path in root.glob("hugepages-*"))) or "none"
+        raise ConfigError(f"kv.hugepages: this machine has no pages of {page_bytes} bytes; in {root} there are {there}")
+    free, promised, beyond, beyond_used = (
+        int((pages / name).read_text()) for name in ("free_hugepages", "resv_hugepages", "nr_overcommit_hugepages", "surplus_hugepages")
+    )
+    return (free - promised + max(0, beyond - beyond_used)) * page_bytes
 
 
 def memory_bytes(cgroups: Path = _CGROUPS, root: Path = _CGROUP_ROOT) -> int:

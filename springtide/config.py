@@ -185,6 +185,12 @@ class KVConfig(Section):
         description="DRAM that each node lends to the pool. All nodes of a machine together must have it, and a prompt and its output may "
         "not have more tokens than it holds",
     )
+    hugepages: ByteSizeOrNone = Field(
+        0,
+        description="size of the pages that arenas are made of, such as 2MiB or 1GiB: a machine must have as many of them reserved "
+        "(`vm.nr_hugepages`) as its nodes' arenas take, and one more for each. 0: usual pages, of which the kernel makes larger ones as "
+        "it can",
+    )
     transports: tuple[TransportName, ...] | None = Field(None, min_length=1, description="best first; default: all that the machine has")
     rdma_devices: tuple[str, ...] = Field((), description="such as `mlx5_0`, or `mlx5_0:1` for one of its ports; default: all active ones")
     rdma_traffic_class: int = Field(0, ge=0, le=255, description="of RoCE packets: the DSCP of the fabric's lossless class, times 4")
@@ -214,6 +220,13 @@ class KVConfig(Section):
         default_factory=dict,
         description="most bytes that a tenant may hold in each node's arena; `*` is every other tenant, requests without one included",
     )
+
+    @field_validator("hugepages")
+    @classmethod
+    def _size_of_pages(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"pages have a power of two of bytes, such as 2MiB, not {value}")
+        return value
 
 
 class PrefillConfig(Section):

@@ -126,7 +126,7 @@ def _memory(orders: Connection, order: UseScratch | UseArena, spec: KVSpec) -> t
         return np.zeros(order.num_slots * spec.bytes_per_slot, np.uint8), _nothing
     memory_fd = recv_handle(orders)
     token_fd = recv_handle(orders) if order.has_token else None
-    mapped = mmap.mmap(memory_fd, order.offset + order.num_bytes)
+    mapped = mmap.mmap(memory_fd, 0)
     with contextlib.suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     os.close(memory_fd)

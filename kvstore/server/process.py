@@ -57,6 +57,8 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
                     options = replace(options, ssd=None)
                 await _serve_store(arguments, options, membership, bundle, incarnation, stop)
     except NoMemory as error:
+        if options.hugepages:
+            raise ConfigError(f"kv.hugepages: {error.message}; reserve more of them, or make kv.arena_size smaller") from error
         raise ConfigError(f"kv.arena_size: {error.message}; make it smaller, or give the processes more memory") from error
     finally:
         if membership is not None:
@@ -161,6 +163,7 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
         spec=spec,
         layers=layers,
         num_slots=arena_slots(config.kv, own_spec),
+        hugepages=config.kv.hugepages,
         bind_host=arguments.bind_host,
         store_socket=arguments.store_socket,
         arena_socket=arguments.arena_socket,

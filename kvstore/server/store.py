@@ -54,7 +54,7 @@ class Store:
         bundle: Bundle | None = None,
         incarnation: Incarnation | None = None,
     ) -> None:
-        """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
+        """Takes the arena's memory, as StoreArena does. Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
         it is to be something else than usual. `bundle`: of which this is the first store, by this `incarnation`; it closes it."""
         self.options = options

@@ -69,7 +69,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "replicas": 3,
             "gpu": {"count": 4},
             "rdma": {"enabled": True, "resource": "rdma/hca", "count": 2},
-            "hugepages": {"size": "2Mi", "amount": "1Gi"},
+            "hugepages": {"size": "2Mi", "amount": "65538Mi"},
             "runtimeClassName": "nvidia",
         },
         "decode": {"replicas": 6, "gpu": {"count": 1}, "tolerations": [{"operator": "Exists"}], "nodeSelector": {"gpu": "yes"}},
@@ -157,7 +157,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "prefill": {
             "gpu": {"count": 4},
             "rdma": {"enabled": True, "resource": "rdma/hca", "count": 2},
-            "hugepages": {"size": "2Mi", "amount": "1Gi"},
+            "hugepages": {"size": "2Mi", "amount": "1026Mi"},
             "runtimeClassName": "nvidia",
         },
         "decode": {"gpu": {"count": 1}, "autoscaling": {"enabled": True}},
@@ -266,9 +266,17 @@ def test_pods_are_within_bounds_and_without_privileges(objects: list[Object]) ->
 def test_devices_are_requested_and_limited_alike_by_whoever_uses_them() -> None:
     by_component = {each.component(): each for each in pods(rendered(MATRIX["cuda"]))}
     store, engine = (by_component["prefill"].containers[name]["resources"] for name in ("store", "prefill"))
-    for resources, devices in ((engine, {"nvidia.com/gpu": 4}), (store, {"rdma/hca": 2, "hugepages-2Mi": "1Gi"})):
+    for resources, devices in ((engine, {"nvidia.com/gpu": 4}), (store, {"rdma/hca": 2, "hugepages-2Mi": "65538Mi"})):
         assert devices.items() <= resources["requests"].items() and devices.items() <= resources["limits"].items()
     assert "rdma/hca" not in by_component["decode"].containers["store"]["resources"]["limits"]
+
+
+@pytest.mark.parametrize(("case", "container"), [("cuda", "configuration"), ("ray, cuda", "ray")])
+def test_arenas_are_of_the_huge_pages_that_are_requested(case: str, container: str) -> None:
+    by_component = {each.component(): each for each in pods(rendered(MATRIX[case]))}
+    for component, size in (("prefill", ["2MiB"]), ("decode", [])):
+        (found,) = [each for each in by_component[component].all_containers if each["name"] == container]
+        assert [each["value"] for each in found["env"] if each["name"] == "SPRINGTIDE_KV__HUGEPAGES"] == size
 
 
 def test_whoever_serves_is_probed_where_it_listens(objects: list[Object]) -> None:
@@ -503,6 +511,8 @@ def test_routes_lead_to_the_service() -> None:
     [
         ({"prefil": {}}, "prefil"),
         ({"prefill": {"kind": "DaemonSet"}}, "kind"),
+        ({"prefill": {"hugepages": {"size": "2Mi"}}}, "amount"),
+        ({"config": {"kv": {"hugepages": "2MiB"}}}, "hugepages"),
         ({"decode": {"resources": {"requests": {"cpu": "1"}}, "kind": 3}}, "kind"),
         ({"image": {"digest": "abc"}}, "digest"),
         ({"model": {"path": "/elsewhere"}}, "path"),
@@ -603,7 +613,7 @@ def test_ray_is_of_the_version_that_the_image_has() -> None:
 
 def test_a_pod_of_ray_has_what_its_parts_have_in_pods_of_their_own() -> None:
     by_component = {each.component(): each.containers["ray"]["resources"] for each in of_ray(rendered(MATRIX["ray, cuda"]))}
-    devices = {"nvidia.com/gpu": 4, "rdma/hca": 2, "hugepages-2Mi": "1Gi"}
+    devices = {"nvidia.com/gpu": 4, "rdma/hca": 2, "hugepages-2Mi": "1026Mi"}
     assert by_component["prefill"] == {
         "requests": {"cpu": "3500m", "memory": "7168Mi", **devices},
         "limits": {"memory": "14336Mi", **devices},

@@ -17,6 +17,7 @@ from messenger_support import open_files
 
 from messenger.arena_memory import FdServer, SharedMemory, attach_session
 from springtide.errors import NoMemory, PeerLost
+from tests.support.hugepages import HUGEPAGE_BYTES, reserved
 
 
 def attach(path: Path) -> SharedMemory:
@@ -134,7 +135,7 @@ async def test_a_header_that_promises_more_than_the_memory_holds_is_refused(tmp_
 
     def serve() -> None:
         accepted, _ = listening.accept()
-        text = b'{"num_granules": 3000, "granule": 4096, "incarnation": 1, "data_offset": 4096}'
+        text = b'{"num_granules": 3000, "granule": 4096, "incarnation": 1, "data_offset": 4096, "page_bytes": 4096}'
         socket.send_fds(accepted, [len(text).to_bytes(4, "little") + text], [memory.fd])
         accepted.close()
 
@@ -179,3 +180,26 @@ async def test_who_cannot_map_the_memory_is_not_told_that_its_owner_is_gone(tmp_
         await asyncio.to_thread(attach_session, tmp_path / "arena.sock", False, 5.0)
     await server.close()
     memory.close()
+
+
+async def test_huge_pages_are_whole_and_go_with_the_memory(tmp_path: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("springtide-arena")
+
+    before = mapped()
+    with reserved(2):
+        memory = SharedMemory.create(2, (1 << 20) + 1, 1, hugepages=HUGEPAGE_BYTES)
+        server = FdServer(memory, tmp_path / "arena.sock")
+        await server.start()
+        there = await asyncio.to_thread(attach, tmp_path / "arena.sock")
+        memory.region.memory[-1] = 9
+        assert there.region.memory[-1] == 9 and os.fstat(there.fd).st_size == 2 * HUGEPAGE_BYTES and mapped() == before + 2
+        await server.close()
+        there.close()
+        memory.close()
+        assert mapped() == before
+
+
+def test_huge_pages_that_nobody_has_reserved_are_not_to_be_had() -> None:
+    with reserved(1), pytest.raises(NoMemory, match="Cannot allocate memory"):
+        SharedMemory.create(1, 1 << 40, 1, hugepages=HUGEPAGE_BYTES)

@@ -40,6 +40,21 @@ def test_all_nodes_arenas_together_must_fit_into_the_machine() -> None:
         check_memory(kv, 2, (8 << 30) - 1)
 
 
+def test_arenas_of_huge_pages_must_fit_into_those_that_are_free(tmp_path: Path) -> None:
+    kv = config(kv__arena_size="4MiB", kv__hugepages="2MiB").kv
+    numbers = {"free_hugepages": 4, "resv_hugepages": 1, "nr_overcommit_hugepages": 2, "surplus_hugepages": 1}
+    (tmp_path / "hugepages-2048kB").mkdir()
+    for name, number in numbers.items():
+        (tmp_path / "hugepages-2048kB" / name).write_text(f"{number}\n")
+    check_memory(kv, 2, 0, tmp_path)
+    with pytest.raises(ConfigError, match=r"kv\.hugepages: 3 nodes with 4194304 bytes each .* 8388608 bytes; reserve more"):
+        check_memory(kv, 3, 1 << 40, tmp_path)
+    with pytest.raises(ConfigError, match=r"kv\.hugepages: this machine has no pages of 1073741824 bytes; .* hugepages-2048kB"):
+        check_memory(config(kv__hugepages="1GiB").kv, 1, 1 << 40, tmp_path)
+    with pytest.raises(ConfigError, match=r"kv\.hugepages .*power of two"):
+        config(kv__hugepages="3MiB")
+
+
 @pytest.mark.parametrize(
     ("cgroups", "files", "expected"),
     [

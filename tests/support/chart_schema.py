@@ -16,6 +16,7 @@ OF_THE_CHART = {
     ),
     "server": ("host", "port", "grpc_port", "separate_gateway"),
     "conductor": ("replicas",),
+    "kv": ("hugepages",),
     "prefill_node": ("threads",),
     "decode_node": ("threads",),
 }

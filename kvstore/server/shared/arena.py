@@ -49,11 +49,13 @@ class StoreArena:
     def __init__(
         self, options: StoreOptions, incarnation: Incarnation, on_notify: NotifyHandler, make: MakeTransport | None = None
     ) -> None:
-        """Takes the memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had. `make` makes what
-        `options.transports` names, where it is to be something else than usual."""
+        """Takes the memory (address space; pages come at their first touch, but for huge ones). Raises NoMemory when it cannot be had.
+        `make` makes what `options.transports` names, where it is to be something else than usual."""
         self._options = options
         self.bytes_per_slot = options.own_spec.bytes_per_slot
-        self.memory = SharedMemory.create(options.num_slots, self.bytes_per_slot, incarnation, populate=False)
+        # Huge pages that a control group refuses are missed here, not at their first touch, which would end the process.
+        populate = options.hugepages > 0
+        self.memory = SharedMemory.create(options.num_slots, self.bytes_per_slot, incarnation, populate, options.hugepages)
         self._attachments = Attachments()
         self._server = None if "shm" in options.transports else FdServer(self.memory, options.arena_socket, self._attachments.serve)
         self.messenger = Messenger(

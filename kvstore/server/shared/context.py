@@ -32,6 +32,8 @@ class StoreOptions:
     """The host where it serves, and is reached."""
     store_socket: Path
     arena_socket: Path
+    hugepages: int = 0
+    """The bytes of a page of the arena; 0: of the usual ones."""
     transports: Sequence[str] = ("shm", "tcp")
     """Names, best first."""
     optional_transports: Sequence[str] = ()

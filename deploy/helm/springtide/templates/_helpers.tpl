@@ -183,11 +183,11 @@ livenessProbe:
 
 {{/* What runs before a pod's processes do: whoever fetches the model, whoever writes the configuration, whoever has certificates made:
 (dict "root" $ "drainSeconds" 30), which is how long they have to end what they have; "settings": the file of the ConfigMap, where it is not
-config.yaml; "ssd": whether they have one. */}}
+config.yaml; "pool": the values of the pool that they are of. */}}
 {{- define "springtide.initContainers" -}}
 {{- $drainSeconds := .drainSeconds -}}
 {{- $settings := default "config.yaml" .settings -}}
-{{- $ssd := .ssd -}}
+{{- $pool := .pool -}}
 {{- with .root -}}
 {{- $root := . -}}
 {{- with .Values.model.download }}
@@ -234,8 +234,8 @@ config.yaml; "ssd": whether they have one. */}}
       valueFrom: {secretKeyRef: {name: {{ include "springtide.secretName" . }}, key: valkey-url}}
     {{- end }}
     - {name: SPRINGTIDE_DRAIN_S, value: {{ $drainSeconds | quote }}}
-    {{- if $ssd }}
-    - {name: SPRINGTIDE_KV__SSD_DIR, value: /ssd}
+    {{- with $pool }}
+    {{- include "springtide.storeEnvironment" . | nindent 4 }}
     {{- end }}
   resources: {{ toYaml .Values.smallResources | nindent 4 }}
   securityContext: {{ include "springtide.containerSecurityContext" . | nindent 4 }}
@@ -331,13 +331,19 @@ livenessProbe:
 - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
-{{/* Of a pool's store. */}}
+{{/* Of a pool's store: what it has beside the cluster's settings. */}}
+{{- define "springtide.storeEnvironment" -}}
+{{- if .ssd.enabled }}
+- {name: SPRINGTIDE_KV__SSD_DIR, value: /ssd}
+{{- end }}
+{{- with .hugepages.size }}
+- {name: SPRINGTIDE_KV__HUGEPAGES, value: {{ . }}B}
+{{- end }}
+{{- end -}}
+
 {{- define "springtide.storeMounts" -}}
 {{- if .ssd.enabled }}
 - {name: ssd, mountPath: /ssd}
-{{- end }}
-{{- if .hugepages.size }}
-- {name: hugepages, mountPath: /dev/hugepages}
 {{- end }}
 {{- end -}}
 
@@ -345,10 +351,6 @@ livenessProbe:
 {{- define "springtide.poolVolumes" -}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .values.shmSize }}}
-{{- with .values.hugepages.size }}
-- name: hugepages
-  emptyDir: {medium: HugePages-{{ . }}}
-{{- end }}
 {{- if and .values.ssd.enabled (eq .values.kind "Deployment") }}
 - name: ssd
   ephemeral:
