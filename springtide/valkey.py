@@ -91,6 +91,13 @@ def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPoo
     return SentinelConnectionPool(service, sentinel, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
 
 
+def hosts_in_the_clear(url: str) -> list[str]:
+    """Those that the URL names, where it is one without TLS; of Sentinels, for the master may be as far away as they are."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return [_host_and_port(host)[0] or "localhost" for host in hosts] if parts.scheme in ("redis", "redis+sentinel") else []
+
+
 def _host_and_port(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal():

@@ -21,7 +21,7 @@ from deploy.join.tokens import Token
 from deploy.join.words import JoinReply, JoinRequest, RenewRequest
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
-from deploy.local.plan import ClusterPaths, free_port, node_processes, with_threads
+from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, node_processes, with_threads
 from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.session import Machine, Session, Work, own_run_dir
 from engine.formats.files import describe
@@ -188,6 +188,7 @@ def _resolved(config: ClusterConfig, role: NodeRole, reply: JoinReply, identity:
             "tls.certificate: this cluster is given its certificates: set tls.certificate, tls.key and tls.ca of this machine"
         )
     redis_url = config.redis_url or reply.redis_url
+    check_redis_is_private(redis_url, config.tls)
     if reply.certified_valkey:
         redis_url = with_certificates(redis_url, str(tls.certificate), str(tls.key), str(tls.ca))
     server = config.server

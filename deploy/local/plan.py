@@ -30,7 +30,7 @@ from springtide.config import (
 )
 from springtide.credentials import valkey_password
 from springtide.errors import ConfigError
-from springtide.valkey import UNREACHABLE, ValkeyClient
+from springtide.valkey import UNREACHABLE, ValkeyClient, hosts_in_the_clear
 
 ProcessRole = Literal["valkey", "store", "layer-store", "prefill", "stage", "decode", "conductor", "gateway", "placer"]
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
@@ -148,9 +148,23 @@ def _kept_secret(run_dir: Path) -> SecretStr:
     return SecretStr(secret)
 
 
-def check_redis(url: str) -> None:
-    """Raises ConfigError when nothing that speaks Redis answers there: the processes would wait for it for ever."""
+def check_redis(url: str, tls: TlsConfig) -> None:
+    """Raises ConfigError where it would be spoken with in the clear, or when nothing that speaks Redis answers there: the processes would
+    wait for it for ever."""
+    check_redis_is_private(url, tls)
     asyncio.run(_ping(url))
+
+
+def check_redis_is_private(url: str, tls: TlsConfig) -> None:
+    """Raises ConfigError for an URL by which other machines are spoken with in the clear, where nobody has allowed that."""
+    if tls.plaintext_allowed:
+        return
+    elsewhere = [host for host in hosts_in_the_clear(url) if not is_loopback(host)]
+    if elsewhere:
+        raise ConfigError(
+            f"redis_url: {', '.join(elsewhere)} would be spoken with in the clear, passwords included. Use rediss:// or "
+            "rediss+sentinel://, or set tls.plaintext_allowed to true on a network of your own"
+        )
 
 
 async def _ping(url: str) -> None:

@@ -37,7 +37,7 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
     check_memory(config.kv, config.prefill + config.decode if config.ray.address in (None, LOCAL) else 0, memory_bytes())
     context = context_tokens(config, info)
     if config.redis_url is not None:
-        check_redis(config.redis_url)
+        check_redis(config.redis_url, config.tls)
     resolved = resolve(config)
     if resolved.join_port is None and not (config.prefill and config.decode):
         raise ConfigError(

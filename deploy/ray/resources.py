@@ -36,6 +36,8 @@ def bundle(config: ClusterConfig, role: Role, cards: bool) -> dict[str, float]:
 def own_settings(config: ClusterConfig, role: Role) -> dict[str, object]:
     """Those of a node's settings that the cluster does not tell whoever joins it, by dotted names."""
     settings: dict[str, object] = {"device": config.device, "log.level": config.log.level, "log.format": config.log.format}
+    if config.tls.plaintext_allowed:
+        settings["tls.plaintext_allowed"] = True
     if config.drain_s:
         settings["drain_s"] = config.drain_s
     cpus = pool_config(config, role).cpus

@@ -490,6 +490,12 @@ def test_the_processors_that_are_set_aside_are_shared_by_the_engines() -> None:
     assert "prefill_node.threads" not in own_settings(config, Role.DECODE)
 
 
+def test_a_node_may_speak_in_the_clear_with_a_valkey_elsewhere_where_its_head_may() -> None:
+    allowed = load_config(None, {"tls.plaintext_allowed": True}, {})
+    assert own_settings(allowed, Role.DECODE)["tls.plaintext_allowed"] is True
+    assert "tls.plaintext_allowed" not in own_settings(load_config(None, {}, {}), Role.DECODE)
+
+
 # ---- what nodes know ----
 
 

@@ -16,10 +16,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
-from deploy.local.plan import check_redis, free_port
+from deploy.local.plan import check_redis, check_redis_is_private, free_port
 from deploy.valkey_relay import ValkeyRelay
 from gateway.http_server import bind
-from springtide.config import LOOPBACK
+from springtide.config import LOOPBACK, TlsConfig
 from springtide.errors import ConfigError
 from springtide.tls import Tls, TlsFiles
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
@@ -85,7 +85,39 @@ def test_sentinels_without_a_service_are_refused(url: str) -> None:
 def test_a_valkey_that_does_not_answer_is_named_at_the_start() -> None:
     for url in (f"redis://{LOOPBACK}:1/0", f"redis+sentinel://{LOOPBACK}:1/springtide"):
         with pytest.raises(ConfigError, match="redis_url: no Valkey or Redis answers"):
-            check_redis(url)
+            check_redis(url, TlsConfig())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:word@valkey/0", "valkey would"),
+        ("redis://10.0.0.9:6379", "10.0.0.9 would"),
+        ("redis://[fd00::9]:6379/0", "fd00::9 would"),
+        (f"redis+sentinel://:word@{LOOPBACK}:1,b:2/springtide", "b would"),
+    ],
+)
+def test_a_valkey_elsewhere_is_spoken_with_in_the_clear_where_that_is_allowed_alone(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"redis_url: {said} be spoken with in the clear") as refused:
+        check_redis(url, TlsConfig())
+    assert "word" not in refused.value.message.replace("passwords", "")
+    check_redis_is_private(url, TlsConfig(plaintext_allowed=True))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://{LOOPBACK}:1/0",
+        "redis://[::1]:1/0",
+        "redis:///0",
+        "redis://localhost",
+        "unix://:word@/run/valkey.sock",
+        "rediss://:word@valkey/0",
+        "rediss+sentinel://a:1,b:2/springtide",
+    ],
+)
+def test_a_valkey_of_this_machine_or_by_tls_needs_no_leave(url: str) -> None:
+    check_redis_is_private(url, TlsConfig())
 
 
 @pytest.fixture
