@@ -45,6 +45,16 @@ def issue(
     commands.issue(name, address or [], out, directory, url)
 
 
+@ca.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(help="of the node, as in `springtide status`")], directory: Directory = None, url: Url = DEFAULT_URL
+) -> None:
+    """Shut a machine out: its certificate is not renewed, does not let it come back, and does not open the head's Valkey."""
+    from deploy.commands import ca as commands
+
+    commands.revoke(name, directory, url)
+
+
 @ca.command("rotate")
 def rotate(directory: Directory = None, url: Url = DEFAULT_URL) -> None:
     """Have another key sign from now on. The cluster's machines follow by themselves; the old key is believed until `retire`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ AUTHORITY_LIFE = datetime.timedelta(days=3650)
 CERTIFICATE_LIFE = datetime.timedelta(days=90)
 _CLOCKS_DIFFER = datetime.timedelta(minutes=5)
 """Certificates are good from so long before they were made."""
-_FILE, _PUBLIC_FILE = "authority.pem", "ca.crt"
+_FILE, _PUBLIC_FILE, _REVOKED_FILE = "authority.pem", "ca.crt", "revoked.json"
 _MACHINES = "springtide machines"
 """The organizational unit in the certificates of machines that were let in, and in no other's."""
 
@@ -150,8 +151,14 @@ class Authority:
                 own.verify_directly_issued_by(root)
             except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
                 continue
-            return own if own.not_valid_before_utc <= _now() <= own.not_valid_after_utc else None
+            good = own.not_valid_before_utc <= _now() <= own.not_valid_after_utc and not is_revoked(own, revoked(self.directory))
+            return own if good else None
         return None
+
+    def revoke(self, name: str) -> None:
+        """What was made for a machine of this name until now is worth nothing to the head any more; what is made for another from here on
+        is."""
+        _write_anew(self.directory / _REVOKED_FILE, json.dumps({**revoked(self.directory), name: _now().timestamp()}))
 
     def rotate(self) -> Authority:
         """Another key takes the place of the present one, which is believed until `retire`."""
@@ -168,11 +175,26 @@ class Authority:
         return alone
 
     def _write(self) -> None:
-        scratch = self.directory / f"{_FILE}.tmp"
         certificates = b"".join(map(_pem, (*self.roots, *self.links)))
-        write_private(scratch, (key_pem(self.signer.key) + certificates).decode())
-        scratch.replace(self.directory / _FILE)
+        _write_anew(self.directory / _FILE, (key_pem(self.signer.key) + certificates).decode())
         (self.directory / _PUBLIC_FILE).write_bytes(self.bundle)
+
+
+def revoked(directory: Path) -> dict[str, float]:
+    """The names that `Authority.revoke` was told there, each with the time, in seconds since 1970. Raises ConfigError."""
+    path = directory / _REVOKED_FILE
+    try:
+        return {str(name): float(at) for name, at in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no list of revoked machines, which `springtide ca revoke` writes: {error}") from None
+
+
+def is_revoked(certificate: x509.Certificate, names: Mapping[str, float]) -> bool:
+    """Whether it was made before its name was revoked. `names`: as `revoked` returns them."""
+    at = names.get(name_of(certificate))
+    return at is not None and (certificate.not_valid_before_utc + _CLOCKS_DIFFER).timestamp() <= at
 
 
 def new_request(addresses: Sequence[str]) -> tuple[bytes, bytes]:
@@ -256,6 +278,12 @@ def fingerprint_of(key: object) -> str:
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _write_anew(path: Path, text: str) -> None:
+    scratch = path.with_name(f"{path.name}.tmp")
+    write_private(scratch, text)
+    scratch.replace(path)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

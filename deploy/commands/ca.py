@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from deploy.ca.authority import Authority, fingerprint_of, name_of
+from deploy.ca.authority import Authority, fingerprint_of, name_of, revoked
 from deploy.ca.identity import Identity, issue_to
 from deploy.local.rundir import this_machines
 from springtide.errors import ConfigError
@@ -28,11 +29,21 @@ def show(directory: Path | None, url: str) -> None:
         until = root.not_valid_after_utc.date()
         role = "signs" if root is authority.roots[0] else "is believed"
         _console.print(f"  {name_of(root)} {role}, until {until}: sha256:{fingerprint_of(root.public_key())}")
+    for name, at in sorted(revoked(authority.directory).items()):
+        _console.print(f"  {name} is revoked, as it was at {datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def issue(name: str, addresses: Sequence[str], out: Path, directory: Path | None, url: str) -> None:
     issue_to(Identity(out), _open(directory, url), name, addresses or [name])
     _console.print(f"wrote tls.crt, tls.key and ca.crt to {out}")
+
+
+def revoke(name: str, directory: Path | None, url: str) -> None:
+    _open(directory, url).revoke(name)
+    _console.print(
+        f"{name} is shut out of the head: what was signed for it until now is not renewed. Other processes believe that until "
+        "`springtide ca rotate` and, once every other machine has followed, `springtide ca retire`"
+    )
 
 
 def rotate(directory: Path | None, url: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.ca.authority import revoked
 from deploy.join.service import Head, JoinService
 from deploy.join.tokens import TokenBook
 from deploy.local.certificates import OwnCertificates
@@ -49,7 +50,7 @@ class HeadServices:
                 service = JoinService(head, TokenBook(valkey, config.cluster, credentials), membership)
                 tasks.create_task(service.serve(bind(config.address, config.join_port, "join_port")))
                 if self.embedded_valkey:
-                    relay = ValkeyRelay(Path(config.run_dir, VALKEY_SOCKET), tls)
+                    relay = ValkeyRelay(Path(config.run_dir, VALKEY_SOCKET), tls, lambda: {} if directory is None else revoked(directory))
                     tasks.create_task(relay.serve(bind(config.address, config.valkey_port, "valkey_port")))
         finally:
             await membership.close()

@@ -173,6 +173,8 @@ def test_the_command_makes_issues_rotates_and_retires(tmp_path: Path) -> None:
     first = Authority.open(directory).fingerprint
     run("issue", "prometheus", "--out", str(out), "--address", "192.0.2.7", "--dir", str(directory))
     assert Identity(out).is_there(("192.0.2.7",), Authority.open(directory).bundle, NOW)
+    run("revoke", "a-node", "--dir", str(directory))
+    assert "a-node is revoked" in run("show", "--dir", str(directory))
     run("rotate", "--dir", str(directory))
     assert first in run("show", "--dir", str(directory))
     run("retire", "--dir", str(directory))

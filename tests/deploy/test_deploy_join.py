@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -243,6 +244,28 @@ async def test_a_machine_that_comes_back_shows_its_certificate_instead_of_a_toke
     world.authority.rotate().retire()
     with pytest.raises((Unauthenticated, Unavailable)):
         await world.come_back(identity, identity)
+
+
+async def test_a_machine_that_is_revoked_is_renewed_and_comes_back_by_a_token_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stolen, other = await world.knock(await world.token()), await world.knock(await world.token(), "decode-y")
+    world.authority.revoke("decode-x")
+
+    async def renew(identity: Identity) -> str:
+        _, request = new_request(ADDRESSES)
+        signature = identity.sign(request).hex()
+        asked = RenewRequest(certificate=identity.certificate.read_text(), request=request.decode(), signature=signature)
+        return (await client.renew(world.address, world.authority.bundle, asked)).certificate
+
+    assert await renew(other)
+    for name in ("decode-x", "decode-z"):
+        with pytest.raises(Unauthenticated, match="not one of a machine that this cluster's authority believes"):
+            await world.come_back(stolen, stolen, name)
+    with pytest.raises(Unauthenticated, match="not one of a machine that this cluster's authority believes"):
+        await renew(stolen)
+    monkeypatch.setattr("deploy.ca.authority._now", lambda: datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2))
+    monkeypatch.setattr(world.service, "_promised", {})
+    again = await world.knock(await world.token())
+    assert await renew(again)
 
 
 async def test_a_copy_of_a_machines_disk_has_its_name_nowhere_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,40 @@ def test_a_further_gateway_and_a_further_conductor_serve_when_the_heads_are_gone
     head.wait_until(lambda: ready(head.url), "the head's own to serve again")
 
 
+def test_a_machine_is_revoked_under_load_and_the_others_leave_it_behind(
+    head: Cluster, nodes: dict[str, JoinedNode], reference: Reference
+) -> None:
+    """What it had goes on elsewhere, it does not come back, and what was signed for it is worth nothing after a rotation."""
+    begun = Event()
+    with JoinedNode(head, "decode", "127.0.0.8") as stolen, ThreadPoolExecutor(6) as threads:
+        head.wait_until(lambda: stolen.name in head.ready_instances(), "the Conductor to know it")
+        running = [threads.submit(streams.stream, head, prompt_of(seed), LONG, begun.set) for seed in range(50, 54)]
+        assert begun.wait(60)
+        head.wait_until(lambda: num_running(head, stolen.name) > 0, "something to run there")
+        ca(head, "revoke", stolen.name)
+        head.wait_until(lambda: stolen.name not in head.ready_instances(), "it to be gone from the cluster")
+        ends = [each.result() for each in running]
+        assert all(end.finish_reasons == ("length",) and not end.errors and end.tokens == LONG for end in ends)
+        before = Path(stolen.record.tls["certificate"]).read_bytes()
+        ca(head, "rotate")
+        bundle = Authority.open(Path(head.record.ca_dir)).bundle
+        places = [Path(record.tls["ca"]) for record in (head.record, *(node.record for node in nodes.values()))]
+        head.wait_until(lambda: all(place.read_bytes() == bundle for place in places), "every other machine to have followed")
+        ca(head, "retire")
+        head.wait_until(lambda: "the certificate of this machine cannot be renewed now" in stolen.logs(), "it to be refused")
+        assert Path(stolen.record.tls["certificate"]).read_bytes() == before
+        assert Authority.open(Path(head.record.ca_dir)).vouches_for(before) is None
+        assert generate(head.grpc_address, "joined", prompt_of(60), OUTPUT_TOKENS).token_ids == reference.greedy(
+            prompt_of(60), OUTPUT_TOKENS
+        )
+        assert head.ready_instances() == {"prefill-2", "decode-3"}
+        stolen.kill()
+
+
+def ca(head: Cluster, command: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "deploy.cli", "ca", command, *arguments, "--dir", head.record.ca_dir], check=True)
+
+
 def test_machines_follow_a_rotated_authority_by_themselves(head: Cluster, nodes: dict[str, JoinedNode], reference: Reference) -> None:
     """And then the old one can go, while requests go on."""
     authority = Authority.open(Path(head.record.ca_dir))

