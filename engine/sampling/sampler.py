@@ -19,7 +19,7 @@ import torch
 from engine.batch import SamplingRow
 from engine.device.memory import upload, upload_floats
 from engine.sampling.constraints import Constraints, TokenMask
-from engine.sampling.device_sampling import at_temperature, sample_together
+from engine.sampling.device_sampling import at, at_temperature, number, race_winner, sample_together
 from engine.sampling.grammars import Grammars
 from springtide.modelinfo import ModelInfo
 from springtide.protocol.outputs import Failure, FailureCode, SampledToken, TokenLogprob
@@ -124,18 +124,16 @@ def _array(token_ids: Sequence[int]) -> np.ndarray:
 
 
 def _draw(logits: torch.Tensor, params: SamplingParams, draw: float) -> int:
-    """The token at `draw` of the cumulative distribution of `logits` [vocab]: over the tokens that are left, the likeliest first, where
-    there are filters; in the order of the vocabulary where there are none. What lies beyond the tokens that are left is spread over them
-    anew; below that a draw says the same token, whether or not the last one is left, which may be a matter of rounding."""
+    """The token that `draw` gives of `logits` [vocab], as `sample_together` says."""
     probabilities = at_temperature(logits, params.temperature)
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _inverse_cdf(probabilities, draw)
+        return int(at(probabilities, draw))
     kept, tokens = _filtered(probabilities, params)
-    return int(tokens[_inverse_cdf(kept, draw)])
+    return int(tokens[race_winner(kept, tokens, number(draw))])
 
 
 def _filtered(probabilities: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The probabilities (not normalised) and ids of the tokens that top-k, top-p and min-p leave, in falling order."""
+    """The probabilities (not normalised) and ids of the tokens that top-k, top-p and min-p leave, the likeliest first."""
     vocab = len(probabilities)
     count = min(params.top_k or _FIRST_CANDIDATES, vocab)
     while True:
@@ -148,15 +146,6 @@ def _filtered(probabilities: torch.Tensor, params: SamplingParams) -> tuple[torc
             keep[0] = True
             return candidates[keep], tokens[keep]
         count = vocab
-
-
-def _inverse_cdf(probabilities: torch.Tensor, draw: float) -> int:
-    cumulative = probabilities.double().cumsum(-1)
-    share = float(cumulative[-1])
-    if draw >= share:
-        draw = (draw - share) / (1.0 - share) * share
-    index = int(torch.searchsorted(cumulative, draw, right=True))
-    return min(index, len(probabilities) - 1)
 
 
 def _with_logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> list[SampledToken]:
