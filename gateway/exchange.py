@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
 """Of every answer to a generation: under it, the log has what became of the request."""
-SCHEMAS = "#/components/schemas/{model}"
-"""Where the API's own description has a body's schema."""
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 """A comment, which clients pass over."""
@@ -310,12 +308,6 @@ class _Stream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._on_end("499")
-
-
-def takes(body: type[BaseModel]) -> Json:
-    """A route's `openapi_extra`, for the API's own description: bodies are read by us."""
-    schema = {"$ref": SCHEMAS.format(model=body.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def dump(data: Json | list[Any]) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from gateway.api_request import CacheMark
+from springtide.protocol.sampling import REPETITION_PENALTIES
 
 MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -83,9 +84,22 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def default_when_null(default: Any) -> BeforeValidator:
+class _NullIs:
+    """Of a field in an annotation: null is this value."""
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(lambda value: self._default if value is None else value, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "null"}]}
+
+
+def default_when_null(default: Any) -> _NullIs:
     """Null is the same as leaving the field out."""
-    return BeforeValidator(lambda value: default if value is None else value)
+    return _NullIs(default)
 
 
 def json_value(value: Any) -> Any:
@@ -113,6 +127,12 @@ Neutral = Annotated[Any, OnlyNeutral()]
 NeutralFalse = Annotated[Any, OnlyNeutral(False)]
 NeutralList = Annotated[Any, OnlyNeutral([])]
 NeutralObject = Annotated[Any, OnlyNeutral({})]
+Temperature = Annotated[float | None, Field(json_schema_extra={"minimum": 0, "maximum": 2})]
+"""This and the next are described alone: `SamplingParams` checks them."""
+TopP = Annotated[float | None, Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
+MinP = Annotated[float | None, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
+Penalty = Annotated[float | None, Field(json_schema_extra={"minimum": -2, "maximum": 2})]
+RepetitionPenalty = Annotated[float | None, Field(json_schema_extra=dict(zip(("minimum", "maximum"), REPETITION_PENALTIES, strict=True)))]
 NOTHING_ELSE = WithJsonSchema({"not": {}})
 """For the API's description, of what is there only to be refused by name."""
 _CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}

@@ -23,13 +23,16 @@ from gateway.answer import ApiBackend, internal_error
 from gateway.anthropic import routes as anthropic
 from gateway.anthropic.answers import error_json as anthropic_error
 from gateway.compression import Gzip
-from gateway.exchange import REQUEST_ID_HEADER, SCHEMAS, Json, error_response, their_id
+from gateway.described import SCHEMAS, Json, in_plain_words, one_of, operation, record, refusals
+from gateway.exchange import REQUEST_ID_HEADER, error_response, their_id
 from gateway.gemini import routes as gemini
 from gateway.gemini.answers import error_json as gemini_error
+from gateway.gemini.described import ERROR as GOOGLE_ERROR
 from gateway.kimi import routes as kimi
 from gateway.openai import batches, files, responses
 from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
+from gateway.openai.described import ERROR as OPENAI_ERROR
 from springtide import __version__
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 from springtide.ids import new_id
@@ -41,6 +44,8 @@ _EXPOSED = [REQUEST_ID_HEADER, "retry-after", *RATE_HEADERS]
 """Headers that pages of other origins may read."""
 _OPEN = ("/health", "/ready", "/metrics", "/ping", "/version", "/openapi.json")
 """Paths that anybody may ask for."""
+ERRORS = {"OpenAIError": OPENAI_ERROR, "AnthropicError": anthropic.ERROR, "GoogleError": GOOGLE_ERROR}
+"""By their names in the API's own description."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -73,24 +78,24 @@ def create_app(backend: ApiBackend) -> FastAPI:
     ):
         app.include_router(routes(backend))
 
-    @app.get("/health")
+    @app.get("/health", openapi_extra=operation(record({"status": one_of("ok")})))
     @app.head("/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         """This process is alive."""
         return {"status": "ok"}
 
-    @app.get("/ping")
+    @app.get("/ping", openapi_extra=operation(record({})))
     @app.head("/ping", include_in_schema=False)
-    @app.post("/ping")
+    @app.post("/ping", openapi_extra=operation(record({})))
     async def ping() -> dict[str, str]:
         """The same, as SageMaker asks for it."""
         return {}
 
-    @app.get("/version")
+    @app.get("/version", openapi_extra=operation(record({"version": {"const": __version__}})))
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @app.get("/ready")
+    @app.get("/ready", openapi_extra=operation(record({"ready": one_of(True)})))
     @app.head("/ready", include_in_schema=False)
     async def ready() -> dict[str, bool]:
         """The cluster can take requests."""
@@ -98,26 +103,40 @@ def create_app(backend: ApiBackend) -> FastAPI:
             raise Unavailable("the cluster has no prefill group or no decode node yet", code="not_ready")
         return {"ready": True}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=_Metrics)
     async def prometheus() -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        return _Metrics(generate_latest())
 
     _describe(app, [*openai.BODIES, *responses.BODIES, *batches.BODIES, *anthropic.BODIES, *gemini.BODIES, *kimi.BODIES])
     return app
 
 
+class _Metrics(Response):
+    media_type = CONTENT_TYPE_LATEST
+
+
 def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    """Has `/openapi.json` say what the bodies are like."""
+    """Has `/openapi.json` say what the bodies are like, and the refusals."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=SCHEMAS)
             description = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            description["components"] = {"schemas": {**in_plain_words(definitions["$defs"]), **ERRORS}}
+            for path, operations in description["paths"].items():
+                for described in operations.values():
+                    described["responses"] = {"200": described["responses"]["200"], **refusals(path, _error_at(path))}
             app.openapi_schema = description
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of doing it
+
+
+def _error_at(path: str) -> Json:
+    """The schema of errors there, of clients that do not say by a header which API they speak: `_told`."""
+    if gemini.speaks(path, {}):
+        return {"$ref": SCHEMAS.format(model="GoogleError")}
+    return {"$ref": SCHEMAS.format(model="AnthropicError" if anthropic.speaks(path, {}) else "OpenAIError")}
 
 
 class TrailingSlash:

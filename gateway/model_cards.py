@@ -8,12 +8,16 @@ from fastapi import APIRouter, Request
 
 from gateway.answer import ApiBackend
 from gateway.anthropic import answers as anthropic
+from gateway.anthropic.routes import MODEL as ANTHROPIC_MODEL
 from gateway.anthropic.routes import speaks as speaks_anthropic
+from gateway.described import TEXT, array, one_of, operation, record
 from gateway.exchange import Json
 from gateway.gemini import answers as gemini
+from gateway.gemini.described import MODEL as GOOGLE_MODEL
 from gateway.gemini.requests import model_name
 from gateway.gemini.routes import speaks as speaks_gemini
 from gateway.openai import answers as openai
+from gateway.openai.described import MODEL as OPENAI_MODEL
 
 
 def routes(backend: ApiBackend) -> APIRouter:
@@ -21,8 +25,12 @@ def routes(backend: ApiBackend) -> APIRouter:
     created = int(time.time())
     name, context_length = backend.preparer.model_name, backend.preparer.context_length
 
-    @router.get("/v1/models")
-    @router.get("/v1beta/models")
+    of_google = record({"models": array(GOOGLE_MODEL)})
+    of_anthropic = record({"data": array(ANTHROPIC_MODEL), "has_more": one_of(False), "first_id": TEXT, "last_id": TEXT})
+    of_openai = record({"object": one_of("list"), "data": array(OPENAI_MODEL)})
+
+    @router.get("/v1/models", openapi_extra=operation({"anyOf": [of_openai, of_anthropic, of_google]}))
+    @router.get("/v1beta/models", openapi_extra=operation(of_google))
     async def models(request: Request) -> Json:
         card = _card(request, name, created, context_length)
         if speaks_gemini(request.url.path, request.headers):
@@ -31,8 +39,8 @@ def routes(backend: ApiBackend) -> APIRouter:
             return {"data": [card], "has_more": False, "first_id": name, "last_id": name}
         return {"object": "list", "data": [card]}
 
-    @router.get("/v1/models/{model_id:path}")
-    @router.get("/v1beta/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}", openapi_extra=operation({"anyOf": [OPENAI_MODEL, ANTHROPIC_MODEL, GOOGLE_MODEL]}))
+    @router.get("/v1beta/models/{model_id:path}", openapi_extra=operation(GOOGLE_MODEL))
     async def model(model_id: str, request: Request) -> Json:
         backend.preparer.check_model(model_id if model_id == name else model_name(model_id))
         return _card(request, name, created, context_length)

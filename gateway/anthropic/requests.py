@@ -28,6 +28,7 @@ from gateway.fields import (
     NeutralList,
     OnlyNeutral,
     Text,
+    TopP,
     default_when_null,
     unicode_text,
 )
@@ -136,7 +137,7 @@ class MessagesRequest(_Prompt):
     stream: Flag = False
     stop_sequences: Annotated[list[Stop], default_when_null([]), Field(max_length=MAX_STOP_STRINGS)] = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: float | None = None
+    top_p: TopP = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None

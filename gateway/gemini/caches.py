@@ -13,7 +13,8 @@ from gateway.answer import ApiBackend
 from gateway.bodies import parse_body
 from gateway.caching.context import ContextCache
 from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, Draft
-from gateway.exchange import Json, read, takes
+from gateway.described import TEXT, TIME, WHOLE, array, operation, record
+from gateway.exchange import Json, read
 from gateway.fields import Neutral, Text, default_when_null
 from gateway.gemini.conversation import Content, GeminiBody, ToolConfig, ToolParam, conversation
 from gateway.gemini.requests import CACHES, MODELS, model_name
@@ -21,6 +22,15 @@ from gateway.records import NotListed
 from springtide.errors import InvalidRequest
 
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,9})?)s")
+_CACHE = record(
+    {
+        **dict.fromkeys(("name", "model", "displayName"), TEXT),
+        **dict.fromkeys(("createTime", "updateTime", "expireTime"), TIME),
+        "usageMetadata": record({"totalTokenCount": WHOLE}),
+    }
+)
+"""For the API's own description."""
+_MASK = {"type": "string", "pattern": "^,*((ttl|expireTime|expire_time)(,+|$))*$"}
 _CHANGEABLE = {"ttl", "expireTime", "expire_time"}
 
 
@@ -36,7 +46,7 @@ class CacheUpdate(GeminiBody):
     """The body of `PATCH cachedContents/ID`: until when it is kept is all that can be changed."""
 
     ttl: Annotated[str, StringConstraints(pattern=f"^{_DURATION.pattern}$")] | None = None
-    expire_time: Annotated[str, AfterValidator(_time)] | None = None
+    expire_time: Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})] | None = None
 
     def ttl_s(self, now: float) -> float | None:
         """None: nothing is said. Raises InvalidRequest."""
@@ -89,11 +99,16 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
     def lasting(raw: bytes) -> float | None:
         return parse_body(raw, CacheUpdate, preparer.bounds.max_values).ttl_s(desk.now)
 
-    @router.post(f"{version}/cachedContents", openapi_extra=takes(CachedContent))
+    @router.post(f"{version}/cachedContents", openapi_extra=operation(_CACHE, CachedContent))
     async def create(request: Request) -> Json:
         return _cache_json(await desk.create(request.state.caller, preparer.model_name, await read(backend, request, drafted)))
 
-    @router.get(f"{version}/cachedContents")
+    page_query = {"pageSize": {"type": "integer", "minimum": 0, "maximum": 10**9 - 1}, "pageToken": TEXT}
+
+    @router.get(
+        f"{version}/cachedContents",
+        openapi_extra=operation(record({"cachedContents": array(_CACHE)}, {"nextPageToken": TEXT}), query=page_query),
+    )
     async def page(request: Request) -> Json:
         size = request.query_params.get("pageSize", "50")
         if not size.isdecimal() or len(size) > 9:
@@ -106,18 +121,18 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
         listed: Json = {"cachedContents": [_cache_json(cache) for cache in caches]}
         return {**listed, "nextPageToken": caches[-1].cache_id} if more else listed
 
-    @router.get(f"{version}/cachedContents/{{cache_id}}")
+    @router.get(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(_CACHE))
     async def get(request: Request, cache_id: str) -> Json:
         return _cache_json(await desk.get(request.state.caller, cache_id))
 
-    @router.patch(f"{version}/cachedContents/{{cache_id}}", openapi_extra=takes(CacheUpdate))
+    @router.patch(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(_CACHE, CacheUpdate, query={"updateMask": _MASK}))
     async def update(request: Request, cache_id: str) -> Json:
         mask = {name for name in request.query_params.get("updateMask", "").split(",") if name}
         if not mask <= _CHANGEABLE:
             raise InvalidRequest(f"updateMask may name ttl or expireTime, not {sorted(mask - _CHANGEABLE)[0][:100]!r}", param="updateMask")
         return _cache_json(await desk.update(request.state.caller, cache_id, ttl_s=await read(backend, request, lasting)))
 
-    @router.delete(f"{version}/cachedContents/{{cache_id}}")
+    @router.delete(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(record({})))
     async def delete(request: Request, cache_id: str) -> dict[str, Any]:
         await desk.delete(request.state.caller, cache_id)
         return {}

@@ -15,7 +15,10 @@ from gateway.fields import (
     NeutralFalse,
     NeutralObject,
     OnlyNeutral,
+    Penalty,
+    Temperature,
     Text,
+    TopP,
     default_when_null,
     json_value,
     unicode_text,
@@ -90,12 +93,12 @@ class GenerationConfig(GeminiBody):
     candidate_count: Annotated[Whole, default_when_null(1), Field(ge=1, le=MAX_CHOICES)] = 1
     stop_sequences: Annotated[list[Stop], default_when_null([]), Field(max_length=MAX_STOP_STRINGS)] = Field(default_factory=list)
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
     top_k: Annotated[Whole, Field(ge=0, lt=1 << 32)] | None = None
     seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
     response_mime_type: Literal["text/plain", "application/json", "text/x.enum"] | None = None
     response_schema: Annotated[dict[str, Any] | None, BeforeValidator(_response_schema), WithJsonSchema({"type": ["object", "null"]})] = (
         None

@@ -10,9 +10,11 @@ from fastapi.responses import Response
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.bodies import UNKNOWN_BYTES, parse_body
-from gateway.exchange import Call, Endpoint, Json, Order, exchange, read, takes
+from gateway.described import array, one_of, operation
+from gateway.exchange import Call, Endpoint, Json, Order, exchange, read
 from gateway.gemini import caches
 from gateway.gemini.answers import ContentFormat, count_json, error_json
+from gateway.gemini.described import CONTENT, COUNT
 from gateway.gemini.requests import CountTokensRequest, GenerateContentRequest
 from springtide.errors import InvalidRequest
 
@@ -59,9 +61,12 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     for version in VERSIONS:
         at = f"{version}/models/{{model:path}}"
-        router.add_api_route(f"{at}:generateContent", generate, methods=["POST"], openapi_extra=takes(GENERATE.body))
-        router.add_api_route(f"{at}:streamGenerateContent", stream, methods=["POST"], openapi_extra=takes(STREAM.body))
-        router.add_api_route(f"{at}:countTokens", count_tokens, methods=["POST"], openapi_extra=takes(CountTokensRequest))
+        for method, serve, described in (
+            ("generateContent", generate, operation(CONTENT, GENERATE.body, {"alt": one_of("json")})),
+            ("streamGenerateContent", stream, operation(array(CONTENT), STREAM.body, {"alt": one_of("json", "sse")}, events=True)),
+            ("countTokens", count_tokens, operation(COUNT, CountTokensRequest)),
+        ):
+            router.add_api_route(f"{at}:{method}", serve, methods=["POST"], openapi_extra=described)
         caches.add_routes(router, version, backend)
         router.add_api_route(f"{at}:{{method}}", other, methods=["POST"], include_in_schema=False)
     return router

@@ -7,30 +7,58 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body, validated
-from gateway.caching.catalogue import Tag
+from gateway.caching.catalogue import MAX_TTL_S, Tag
 from gateway.caching.context import ContextCache, Meter, Status, Strength, message_json, plain
 from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, MAX_REPLICAS, Draft
-from gateway.exchange import Json, read, takes
+from gateway.conversation import MAX_TOOLS
+from gateway.described import ANY_OBJECT, NUMBER, TEXT, WHOLE, array, one_of, operation, record
+from gateway.exchange import Json, read
 from gateway.fields import Body
+from gateway.openai.messages import ChatMessage, ChatTool
 from gateway.openai.requests import ChatCompletionRequest
 from springtide.errors import InvalidRequest
 
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,127}")
 _METADATA = re.compile(r"metadata\[(.*)\]")
 BodyT = TypeVar("BodyT", bound=BaseModel)
+_METER = ("creation_tokens", "calls", "saved_tokens")
+_CACHE = record(
+    {
+        **dict.fromkeys(("id", "model", "name", "description"), TEXT),
+        **dict.fromkeys(("created_at", "expired_at", "tokens", "replicas", "replicas_held"), WHOLE),
+        "status": one_of(*(status.value for status in Status)),
+        "object": one_of("context-cache"),
+        "metadata": {"type": "object", "additionalProperties": TEXT},
+        "pin": one_of(*(strength.value for strength in Strength)),
+        "meter": record({**dict.fromkeys(_METER, WHOLE), "storage_token_minutes": NUMBER}),
+    },
+    {"error": record({"type": TEXT, "message": TEXT}), "messages": array(ANY_OBJECT), "tools": array(ANY_OBJECT)},
+)
+"""For the API's own description, as what follows."""
+_TAGGED = record({"tag": TEXT, "cache_id": TEXT, "object": one_of("cache_object.tag"), "owned_by": TEXT, "created_at": WHOLE})
+_LIMIT: Json = {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}
+_PAGE: Json = {"order": one_of("asc", "desc"), "limit": _LIMIT, "after": TEXT, "before": TEXT}
+
+
+def _list(entry: Json) -> Json:
+    return record({"object": one_of("list"), "data": array(entry)})
+
+
+def _deleted(kind: str, name: str) -> Json:
+    return record({"deleted": one_of(True), "object": one_of(kind), name: TEXT})
 
 
 class _Lasting(Body):
     metadata: dict[str, str] | None = None
     expired_at: Annotated[int, Field(ge=0)] | None = None
     """Unix seconds; 0: in an hour."""
-    ttl: Annotated[int, Field(ge=0)] | None = None
+    ttl: Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_TTL_S})] | None = None
     """In seconds, in place of `expired_at`."""
 
     def ttl_s(self, now: float) -> float | None:
@@ -44,11 +72,17 @@ class _Lasting(Body):
         return self.expired_at - now if self.expired_at else None
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class TokenCountRequest(Body):
     model: str
-    messages: Annotated[list[Any], Field(min_length=1)]
-    """As in a chat completion."""
-    tools: list[Any] | None = None
+    messages: Annotated[list[Annotated[Any, BeforeValidator(_as_it_is, json_schema_input_type=ChatMessage)]], Field(min_length=1)]
+    """As in a chat completion, which reads them."""
+    tools: Annotated[
+        list[Annotated[Any, BeforeValidator(_as_it_is, json_schema_input_type=ChatTool)]] | None, Field(max_length=MAX_TOOLS)
+    ] = None
 
     def api_request(self) -> ApiRequest:
         """That of the chat completion. Raises InvalidRequest, naming the field."""
@@ -78,7 +112,7 @@ class CachingUpdate(_Lasting):
 
 
 class TagRequest(Body):
-    tag: str
+    tag: Annotated[str, Field(json_schema_extra={"pattern": f"^{_TAG.pattern}$"})]
     cache_id: str
 
 
@@ -102,58 +136,60 @@ def routes(backend: ApiBackend) -> APIRouter:
         preparer.check_model(asked.model)
         return sum(map(len, preparer.tokens(asked.api_request())))
 
-    @router.post("/v1/tokenizers/estimate-token-count", openapi_extra=takes(TokenCountRequest))
+    @router.post(
+        "/v1/tokenizers/estimate-token-count", openapi_extra=operation(record({"data": record({"total_tokens": WHOLE})}), TokenCountRequest)
+    )
     async def count(request: Request) -> Json:
         return {"data": {"total_tokens": await read(backend, request, counted)}}
 
-    @router.post("/v1/caching", openapi_extra=takes(CachingRequest))
+    @router.post("/v1/caching", openapi_extra=operation(_CACHE, CachingRequest))
     async def create(request: Request) -> Json:
         asked, draft = await read(backend, request, drafted)
         return await shown(await desk.create(_caller(request), asked.model, draft), draft.conversation)
 
-    @router.get("/v1/caching")
+    @router.get("/v1/caching", openapi_extra=operation(_list(_CACHE), query=_PAGE))
     async def page(request: Request) -> Json:
-        order, after, before, limit = _page(request)
+        order, after, before, limit = _asked_page(request)
         metadata = {match[1]: value for name, value in request.query_params.items() if (match := _METADATA.fullmatch(name))}
         found, _ = await desk.page(_caller(request), order=order, after=after, before=before, limit=limit, metadata=metadata)
         return {"object": "list", "data": [await shown(cache) for cache in found]}
 
-    @router.post("/v1/caching/refs/tags", openapi_extra=takes(TagRequest))
+    @router.post("/v1/caching/refs/tags", openapi_extra=operation(_TAGGED, TagRequest))
     async def tag(request: Request) -> Json:
         asked = await body(request, TagRequest)
         if not _TAG.fullmatch(asked.tag):
             raise InvalidRequest("tag must have 1 to 128 letters, digits, _, - and ., the first of them a letter", param="tag")
         return _tag_json(await desk.tag(_caller(request), asked.tag, asked.cache_id), _tenant(request))
 
-    @router.get("/v1/caching/refs/tags")
+    @router.get("/v1/caching/refs/tags", openapi_extra=operation(_list(_TAGGED), query=_PAGE))
     async def tags(request: Request) -> Json:
-        order, after, before, limit = _page(request)
+        order, after, before, limit = _asked_page(request)
         found, _ = await desk.tags(_tenant(request), order=order, after=after, before=before, limit=limit)
         return {"object": "list", "data": [_tag_json(tag, _tenant(request)) for tag in found]}
 
-    @router.get("/v1/caching/refs/tags/{tag}")
+    @router.get("/v1/caching/refs/tags/{tag}", openapi_extra=operation(_TAGGED))
     async def tagged(request: Request, tag: str) -> Json:
         return _tag_json(await desk.tagged(_tenant(request), tag), _tenant(request))
 
-    @router.get("/v1/caching/refs/tags/{tag}/content")
+    @router.get("/v1/caching/refs/tags/{tag}/content", openapi_extra=operation(_CACHE))
     async def content_of_tag(request: Request, tag: str) -> Json:
         return await whole(request, (await desk.tagged(_tenant(request), tag)).cache_id)
 
-    @router.delete("/v1/caching/refs/tags/{tag}")
+    @router.delete("/v1/caching/refs/tags/{tag}", openapi_extra=operation(_deleted("cache_object.tag.deleted", "tag")))
     async def untag(request: Request, tag: str) -> Json:
         await desk.untag(_tenant(request), tag)
         return {"deleted": True, "object": "cache_object.tag.deleted", "tag": tag}
 
-    @router.get("/v1/caching/{cache_id}")
+    @router.get("/v1/caching/{cache_id}", openapi_extra=operation(_CACHE))
     async def get(request: Request, cache_id: str) -> Json:
         return await whole(request, cache_id)
 
-    @router.put("/v1/caching/{cache_id}", openapi_extra=takes(CachingUpdate))
+    @router.put("/v1/caching/{cache_id}", openapi_extra=operation(_CACHE, CachingUpdate))
     async def update(request: Request, cache_id: str) -> Json:
         asked = await body(request, CachingUpdate)
         return await shown(await desk.update(_caller(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
 
-    @router.delete("/v1/caching/{cache_id}")
+    @router.delete("/v1/caching/{cache_id}", openapi_extra=operation(_deleted("context_cache_object.deleted", "id")))
     async def delete(request: Request, cache_id: str) -> Json:
         await desk.delete(_caller(request), cache_id)
         return {"deleted": True, "id": cache_id, "object": "context_cache_object.deleted"}
@@ -191,7 +227,7 @@ def _draft(asked: CachingRequest, now: float) -> Draft:
     )
 
 
-def _page(request: Request) -> tuple[Literal["asc", "desc"], str, str, int]:
+def _asked_page(request: Request) -> tuple[Literal["asc", "desc"], str, str, int]:
     said = request.query_params
     order, limit = said.get("order", "desc"), said.get("limit", "20")
     if order not in ("asc", "desc"):

@@ -18,10 +18,12 @@ from gateway.api_request import ApiRequest
 from gateway.batches.batch import Batch, InputError
 from gateway.batches.results import LineResult
 from gateway.bodies import has_more_values, parse_body
-from gateway.exchange import Call, Endpoint, Json, Order, Pending, dump, read, takes, written
+from gateway.described import TEXT, operation
+from gateway.exchange import Call, Endpoint, Json, Order, Pending, dump, read, written
 from gateway.fields import json_value
 from gateway.openai import responses
-from gateway.openai.pages import page_of, whole_number
+from gateway.openai.described import BATCH, listed
+from gateway.openai.pages import limit_of, page_of, whole_number
 from gateway.openai.routes import CHAT, COMPLETION
 from gateway.prepare import Origin
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, SpringtideError
@@ -50,8 +52,8 @@ class BatchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     input_file_id: str
-    endpoint: str
-    completion_window: str
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": [CHAT.path, COMPLETION.path, responses.PATH]})]
+    completion_window: Annotated[str, Field(json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"})]
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
 
 
@@ -63,7 +65,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
     desk, endpoints = backend.batches, endpoints_of(backend)
 
-    @router.post(PATH, openapi_extra=takes(BatchRequest))
+    @router.post(PATH, openapi_extra=operation(BATCH, BatchRequest))
     async def create(request: Request) -> Json:
         body = await read(backend, request, lambda raw: parse_body(raw, BatchRequest, backend.preparer.bounds.max_values))
         if body.endpoint not in endpoints:
@@ -85,18 +87,20 @@ def routes(backend: ApiBackend) -> APIRouter:
         )
         return batch_json(batch)
 
-    @router.get(PATH)
+    page = {"limit": limit_of(_MOST_BATCHES), "after": TEXT}
+
+    @router.get(PATH, openapi_extra=operation(listed(BATCH), query=page))
     async def list_batches(request: Request) -> Json:
         query = request.query_params
         limit = whole_number(query, "limit", _PAGE, _MOST_BATCHES)
         found, more = await desk.page(request.state.tenant, after=query.get("after", ""), limit=limit)
         return page_of([batch_json(batch) for batch in found], more)
 
-    @router.get(f"{PATH}/{{batch_id}}")
+    @router.get(f"{PATH}/{{batch_id}}", openapi_extra=operation(BATCH))
     async def retrieve(request: Request, batch_id: str) -> Json:
         return batch_json(await desk.get(request.state.tenant, batch_id))
 
-    @router.post(f"{PATH}/{{batch_id}}/cancel")
+    @router.post(f"{PATH}/{{batch_id}}/cancel", openapi_extra=operation(BATCH))
     async def cancel(request: Request, batch_id: str) -> Json:
         return batch_json(await desk.cancel(request.state.tenant, batch_id, int(time.time())))
 

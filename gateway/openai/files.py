@@ -10,8 +10,10 @@ from fastapi.responses import Response, StreamingResponse
 
 from gateway.answer import ApiBackend
 from gateway.batches.files import StoredFile
+from gateway.described import TEXT, operation
 from gateway.exchange import Json
-from gateway.openai.pages import order_of, page_of, whole_number
+from gateway.openai.described import FILE, deleted, listed
+from gateway.openai.pages import ORDER, limit_of, order_of, page_of, whole_number
 from gateway.uploads import Uploads
 from springtide.errors import InvalidRequest
 
@@ -32,7 +34,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
     files, uploads = backend.files, Uploads()
 
-    @router.post(PATH, openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}})
+    @router.post(PATH, openapi_extra=operation(FILE, form=_FORM))
     async def create(request: Request) -> Json:
         tenant: str = request.state.tenant
         form = await uploads.receive(request, "file", lambda: files.upload(tenant))
@@ -46,7 +48,9 @@ def routes(backend: ApiBackend) -> APIRouter:
                 await form.upload.discard()
             raise
 
-    @router.get(PATH)
+    page = {"order": ORDER, "limit": limit_of(_MOST_FILES), "after": TEXT, "purpose": TEXT}
+
+    @router.get(PATH, openapi_extra=operation(listed(FILE), query=page))
     async def list_files(request: Request) -> Json:
         query = request.query_params
         order = order_of(query)
@@ -55,25 +59,31 @@ def routes(backend: ApiBackend) -> APIRouter:
         found, more = await files.page(request.state.tenant, order=order, after=after, limit=limit, purpose=purpose)
         return page_of([file_json(one) for one in found], more)
 
-    @router.get(f"{PATH}/{{file_id}}")
+    @router.get(f"{PATH}/{{file_id}}", openapi_extra=operation(FILE))
     async def retrieve(request: Request, file_id: str) -> Json:
         return file_json(await files.get(request.state.tenant, file_id))
 
-    @router.delete(f"{PATH}/{{file_id}}")
+    @router.delete(f"{PATH}/{{file_id}}", openapi_extra=operation(deleted("file")))
     async def delete(request: Request, file_id: str) -> Json:
         await files.delete(request.state.tenant, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
-    @router.get(f"{PATH}/{{file_id}}/content")
+    @router.get(f"{PATH}/{{file_id}}/content", response_class=_Content)
     async def content(request: Request, file_id: str) -> Response:
         stored = await files.get(request.state.tenant, file_id)
         headers = {
             "content-length": str(stored.num_bytes),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(stored.filename)}",
         }
-        return StreamingResponse(files.content(stored), media_type="application/octet-stream", headers=headers)
+        return _Content(files.content(stored), headers=headers)
 
     return router
+
+
+class _Content(StreamingResponse):
+    """A file's."""
+
+    media_type = "application/octet-stream"
 
 
 def _check(fields: dict[str, str]) -> None:

@@ -8,6 +8,14 @@ from gateway.exchange import Json
 from gateway.records import Order
 from springtide.errors import InvalidRequest
 
+ORDER: Json = {"enum": ["asc", "desc"]}
+"""For the API's own description."""
+
+
+def limit_of(most: int) -> Json:
+    """The same: of a page's entries."""
+    return {"type": "integer", "minimum": 1, "maximum": most}
+
 
 def page_of(data: Sequence[Json], more: bool) -> Json:
     """One page of a list."""

@@ -22,7 +22,22 @@ from pydantic import (
 
 from gateway.api_request import ApiRequest, CacheUse, Conversation, Prompt, Texts
 from gateway.conversation import MAX_TOOLS
-from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, NeutralList, NeutralObject, OnlyNeutral, default_when_null, unicode_text
+from gateway.fields import (
+    Body,
+    JsonObject,
+    MinP,
+    Neutral,
+    NeutralFalse,
+    NeutralList,
+    NeutralObject,
+    OnlyNeutral,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TopP,
+    default_when_null,
+    unicode_text,
+)
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
 from gateway.openai.messages import (
@@ -186,7 +201,7 @@ Prompts = Annotated[
     ),
 ]
 """After validation `tuple[Prompt, ...]`."""
-Seed = Annotated[int, AfterValidator(_finite_int)]
+Seed = Annotated[int, AfterValidator(_finite_int), WithJsonSchema({"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 64) - 1})]
 
 
 class StreamOptions(Body):
@@ -207,10 +222,10 @@ class OpenAIRequest(GuidedFields):
     seed: Seed | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
     logit_bias: Bias = None
     user: str | None = None
     """Says who the end user is; there is nothing to be done with it."""
@@ -247,8 +262,8 @@ class OpenAIRequest(GuidedFields):
 
     ignore_eos: bool | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32[1])] | None = None
     allowed_token_ids: AllowedTokens = None

@@ -12,9 +12,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body
-from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read, server_sent, takes
+from gateway.described import FLAG, TEXT, operation
+from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read, server_sent
 from gateway.openai.answers import error_body, token_json
-from gateway.openai.pages import order_of
+from gateway.openai.described import INPUT_TOKENS, ITEM, RESPONSE, deleted, listed
+from gateway.openai.pages import ORDER, limit_of, order_of
 from gateway.openai.responses_body import InputTokensRequest, PromptRequest, ResponseRequest
 from gateway.openai.responses_format import Json, ResponseFormat
 from gateway.openai.responses_items import Item, ItemIds
@@ -29,6 +31,8 @@ PATH = "/v1/responses"
 BODIES = (ResponseRequest, InputTokensRequest)
 """For the API's own description."""
 _PAGE, _MOST_ITEMS = 20, 100
+_MOST_EVENTS = (1 << 31) - 1
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _KEEP_ALIVE = b": waiting\n\n"
 
 
@@ -36,28 +40,32 @@ def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
     api = _ResponsesApi(backend)
 
-    @router.post(PATH, openapi_extra=takes(ResponseRequest))
+    @router.post(PATH, openapi_extra=operation(RESPONSE, ResponseRequest, events=True))
     async def create(request: Request) -> Response:
         return await exchange(backend, request, api.endpoint)
 
-    @router.post(f"{PATH}/input_tokens", openapi_extra=takes(InputTokensRequest))
+    @router.post(f"{PATH}/input_tokens", openapi_extra=operation(INPUT_TOKENS, InputTokensRequest))
     async def input_tokens(request: Request) -> Json:
         return await api.input_tokens(request)
 
-    @router.get(f"{PATH}/{{response_id}}")
+    events = {"stream": FLAG, "starting_after": {"type": "integer", "minimum": 0, "maximum": _MOST_EVENTS}}
+
+    @router.get(f"{PATH}/{{response_id}}", openapi_extra=operation(RESPONSE, query=events, events=True))
     async def retrieve(request: Request, response_id: str) -> Response:
         return await api.retrieve(request.state.tenant, response_id, request.query_params)
 
-    @router.delete(f"{PATH}/{{response_id}}")
+    @router.delete(f"{PATH}/{{response_id}}", openapi_extra=operation(deleted("response")))
     async def delete(request: Request, response_id: str) -> Json:
         await api.store.delete(request.state.tenant, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    @router.post(f"{PATH}/{{response_id}}/cancel")
+    @router.post(f"{PATH}/{{response_id}}/cancel", openapi_extra=operation(RESPONSE))
     async def cancel(request: Request, response_id: str) -> Json:
         return await api.cancel(request.state.tenant, response_id)
 
-    @router.get(f"{PATH}/{{response_id}}/input_items")
+    items = {"limit": limit_of(_MOST_ITEMS), "order": ORDER, "after": TEXT}
+
+    @router.get(f"{PATH}/{{response_id}}/input_items", openapi_extra=operation(listed(ITEM), query=items))
     async def input_items(request: Request, response_id: str) -> Json:
         return await api.input_items(request.state.tenant, response_id, request.query_params)
 
@@ -199,9 +207,12 @@ class _ResponsesApi:
     # ---- those that there are ----
 
     async def retrieve(self, tenant: str, response_id: str, query: Mapping[str, str]) -> Response:
-        after = _number(query, "starting_after", -1, 0, (1 << 31) - 1)
+        after = _number(query, "starting_after", -1, 0, _MOST_EVENTS)
         stored = await self.store.get(tenant, response_id)
-        if query.get("stream", "false") not in ("true", "True", "1"):
+        stream = query.get("stream", "false").lower()
+        if stream not in _FLAGS:
+            raise InvalidRequest(f"stream must be true or false, not {stream[:100]!r}", param="stream", code="invalid_value")
+        if not _FLAGS[stream]:
             return JSONResponse(stored.response)
         if not await self.store.has_events(tenant, response_id):
             message = (

@@ -23,7 +23,22 @@ from gateway.api_request import (
 )
 from gateway.bodies import explained
 from gateway.conversation import MAX_TOOLS
-from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null
+from gateway.fields import (
+    Body,
+    Flag,
+    JsonObject,
+    MinP,
+    Neutral,
+    NeutralFalse,
+    NeutralList,
+    OnlyNeutral,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    Text,
+    TopP,
+    default_when_null,
+)
 from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheOptions
 from gateway.openai.requests import INT32, Seed
 from gateway.openai.responses_items import Given, Item, conversation_of, input_items
@@ -44,6 +59,18 @@ _SAMPLING = (
 )
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "format": "text.format"}
 
+_INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""OpenAI's. But for the first they are about what is refused, or, in reasoning, is in the item in plain text."""
+Includable = Annotated[str, Field(json_schema_extra={"enum": [*_INCLUDABLE]})]
 Identifier = Annotated[Text, Field(max_length=_MAX_IDENTIFIER)]
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[a-zA-Z0-9_-]+$")]
 
@@ -290,10 +317,10 @@ class ResponseRequest(PromptRequest):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     """Of built-in tools, of which there are none."""
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: Annotated[list[str], FailFast(), Field(max_length=64), default_when_null([])] = Field(default_factory=list)
+    include: Annotated[list[Includable], FailFast(), Field(max_length=64), default_when_null([])] = Field(default_factory=list)
     prompt_cache_key: Identifier | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
@@ -303,10 +330,10 @@ class ResponseRequest(PromptRequest):
 
     seed: Seed | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    min_p: MinP = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    repetition_penalty: RepetitionPenalty = None
     ignore_eos: bool | None = None
     cache_salt: Identifier | None = None
     priority: Annotated[int, Field(ge=-INT32[1], le=INT32[1])] | None = None
@@ -387,16 +414,3 @@ class ResponseRequest(PromptRequest):
             "prompt_cache_retention": self.prompt_cache_retention,
             **({} if (options := self.prompt_cache_options) is None else {"prompt_cache_options": options.shown()}),
         }
-
-
-_INCLUDABLE = (
-    LOGPROBS,
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)
-"""OpenAI's. But for the first they are about what is refused, or, in reasoning, is in the item in plain text."""

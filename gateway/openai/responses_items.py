@@ -83,7 +83,8 @@ def _output(value: Any) -> str:
     return "\n".join(_part_text(part) for part in parts)
 
 
-Content = Annotated[Any, BeforeValidator(_content)]
+_GivenContent = str | list[InputText | OutputText | Refusal]
+Content = Annotated[Any, BeforeValidator(_content, json_schema_input_type=_GivenContent)]
 """After validation the parts as JSON."""
 
 
@@ -122,7 +123,7 @@ class FunctionCallItem(Body):
 class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: ItemId
-    output: Annotated[str, BeforeValidator(_output)]
+    output: Annotated[str, BeforeValidator(_output, json_schema_input_type=_GivenContent)]
     id: ItemId | None = None
     status: Status | None = None
     name: str | None = None

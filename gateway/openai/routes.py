@@ -10,21 +10,23 @@ from fastapi.responses import Response
 from gateway.answer import ApiBackend
 from gateway.api_request import Conversation
 from gateway.bodies import parse_body
-from gateway.exchange import Call, Endpoint, Order, exchange, takes
+from gateway.described import operation
+from gateway.exchange import Call, Endpoint, Order, exchange
 from gateway.kimi.use import cache_headers, use_of_headers
 from gateway.openai import tokens, unserved
 from gateway.openai.answers import ChatFormat, CompletionFormat, error_body
+from gateway.openai.described import CHAT_COMPLETION, TEXT_COMPLETION
 from gateway.openai.requests import ChatCompletionRequest, CompletionRequest, OpenAIRequest
 
 
 def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
 
-    @router.post(CHAT.path, openapi_extra=takes(CHAT.body))
+    @router.post(CHAT.path, openapi_extra=operation(CHAT_COMPLETION, CHAT.body, events=True))
     async def chat_completions(request: Request) -> Response:
         return await exchange(backend, request, CHAT)
 
-    @router.post(COMPLETION.path, openapi_extra=takes(COMPLETION.body))
+    @router.post(COMPLETION.path, openapi_extra=operation(TEXT_COMPLETION, COMPLETION.body, events=True))
     async def completions(request: Request) -> Response:
         return await exchange(backend, request, COMPLETION)
 

@@ -11,8 +11,10 @@ from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Texts
 from gateway.bodies import parse_body
 from gateway.conversation import MAX_TOOLS
-from gateway.exchange import Json, read, takes
+from gateway.described import operation
+from gateway.exchange import Json, read
 from gateway.fields import Body, Flag, JsonObject, NeutralFalse, NeutralObject, OnlyNeutral, Text, default_when_null
+from gateway.openai.described import DETOKENIZED, TOKENIZED
 from gateway.openai.messages import ChatMessage, ChatTool, conversation
 
 
@@ -77,11 +79,11 @@ def routes(backend: ApiBackend) -> APIRouter:
         preparer.check_ids(body.tokens, "tokens")
         return {"prompt": tokenizer.decode(body.tokens, body.skip_special_tokens)}
 
-    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    @router.post("/tokenize", openapi_extra=operation(TOKENIZED, TokenizeRequest))
     async def tokenize(request: Request) -> Json:
         return await read(backend, request, tokenized)
 
-    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    @router.post("/detokenize", openapi_extra=operation(DETOKENIZED, DetokenizeRequest))
     async def detokenize(request: Request) -> Json:
         return await read(backend, request, detokenized)
 

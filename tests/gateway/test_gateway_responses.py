@@ -51,6 +51,13 @@ async def test_a_text_is_answered_and_the_response_kept(client: openai.AsyncOpen
     assert gone.value.code == "response_not_found"
 
 
+async def test_a_response_is_streamed_or_not_and_nothing_else(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    path = f"/v1/responses/{(await client.responses.create(model=MODEL, input='Hi.')).id}"
+    assert (await http.get(path, params={"stream": "false"})).status_code == 200
+    refused = await http.get(path, params={"stream": "perhaps"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
+
+
 async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> None:
     made = await client.responses.create(model=MODEL, input="Hi.", store=False)
     with pytest.raises(openai.NotFoundError):
