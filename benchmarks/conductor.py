@@ -130,6 +130,7 @@ def index_when_full() -> list[Row]:
         within("memory a block, 10 million over 1000 stores", "bytes", [figures.memory_bytes / figures.blocks], MEMORY_LIMIT_BYTES),
         Row("the same, all", "GiB", figures.memory_bytes / (1 << 30)),
         Row("blocks taken in until there are 10 million", "1/s", figures.taken_in_per_s),
+        Row(f"the longest of these events, of {blocks} blocks", "ms", figures.longest_event_s * 1e3),
         Row("blocks removed, 10 million held", "1/s", figures.removed_per_s),
         Row(f"finding the holders of {blocks} blocks, 10 million held, p50", "us", figures.find_p50_s * 1e6),
         Row(f"finding the holders of {blocks} blocks, 10 million held, p99", "us", figures.find_p99_s * 1e6),

@@ -28,6 +28,7 @@ class Figures:
     memory_bytes: int
     """That the process has grown by, keys included."""
     taken_in_per_s: float
+    longest_event_s: float
     removed_per_s: float
     find_p50_s: float
     find_p99_s: float
@@ -49,14 +50,14 @@ class Filled:
         assert tell(NodeId(str(store)), 1, self._sequence[store], keys, Tier.DRAM)
         return time.perf_counter() - started
 
-    def fill(self) -> tuple[float, int]:
-        """Seconds, and blocks of all events."""
-        seconds, told = 0.0, 0
+    def fill(self) -> tuple[float, float, int]:
+        """Seconds of all events and of the longest, and the blocks in them."""
+        seconds, longest, told = 0.0, 0.0, 0
         for prompt in range(FULL // BLOCKS):
             for store in self.holders(prompt):
-                seconds += self.told(store, keys_of(prompt), True)
-                told += BLOCKS
-        return seconds, told
+                took = self.told(store, keys_of(prompt), True)
+                seconds, longest, told = seconds + took, max(longest, took), told + BLOCKS
+        return seconds, longest, told
 
     def holders(self, prompt: int) -> list[int]:
         chance = random.Random(prompt)
@@ -74,7 +75,7 @@ def measure() -> Figures:
     process = psutil.Process()
     before = process.memory_info().rss
     filled = Filled()
-    seconds, told = filled.fill()
+    seconds, longest, told = filled.fill()
     gc.collect()
     memory = process.memory_info().rss - before
     durations = _find(filled)
@@ -83,6 +84,7 @@ def measure() -> Figures:
         blocks=len(filled.index),
         memory_bytes=memory,
         taken_in_per_s=told / seconds,
+        longest_event_s=longest,
         removed_per_s=REMOVED * BLOCKS / removed_s,
         find_p50_s=statistics.median(durations),
         find_p99_s=statistics.quantiles(durations, n=100)[98],

@@ -1,10 +1,11 @@
-/* HolderTable: open addressing with linear probing. A key is a hash already, so its first bytes say where it belongs; an entry is the key
- * and a counted reference to the int of its holders, which many entries share: 24 bytes, at 3/8 to 3/4 of the table. */
+/* HolderTable: open addressing with linear probing. A key is a hash already, so its bytes say where it belongs; an entry is the key and a
+ * counted reference to the int of its holders, which many entries share: 24 bytes, at 3/8 to 3/4 of the table. The table is in many parts,
+ * each of which grows by itself: of 10 million entries some 10,000 at a time, so that nobody waits for all of them. */
 #include "native.h"
 
 #include <string.h>
 
-enum { KEY_BYTES = 16, FIRST_CAPACITY = 64 };
+enum { KEY_BYTES = 16, PART_BITS = 10, PARTS = 1 << PART_BITS, FIRST_CAPACITY = 8 };
 
 typedef struct {
     uint64_t key[KEY_BYTES / 8];
@@ -12,10 +13,15 @@ typedef struct {
 } Entry;
 
 typedef struct {
-    PyObject_HEAD
     Entry *entries;
     size_t capacity; /* a power of two */
     size_t used;
+} Part;
+
+typedef struct {
+    PyObject_HEAD
+    Part parts[PARTS];
+    size_t used; /* of all parts */
 } Table;
 
 static int key_of(PyObject *object, uint64_t key[2]) {
@@ -27,46 +33,55 @@ static int key_of(PyObject *object, uint64_t key[2]) {
     return 0;
 }
 
-/* Multiplied, so that keys that somebody chose to begin alike still spread. */
-static size_t home(const Table *table, const uint64_t key[2]) {
-    return (size_t)(((key[0] ^ key[1]) * 0x9e3779b97f4a7c15u) >> 16) & (table->capacity - 1);
-}
+/* Multiplied, so that keys that somebody chose to begin alike still spread. The first bits say in which part, the middle ones where. */
+static uint64_t spread_of(const uint64_t key[2]) { return (key[0] ^ key[1]) * 0x9e3779b97f4a7c15u; }
+
+static Part *part_of(Table *table, const uint64_t key[2]) { return &table->parts[spread_of(key) >> (64 - PART_BITS)]; }
+
+static size_t home(const Part *part, const uint64_t key[2]) { return (size_t)(spread_of(key) >> 16) & (part->capacity - 1); }
 
 /* The key's entry, or the free one where it would be. */
-static Entry *find(const Table *table, const uint64_t key[2]) {
-    size_t at = home(table, key);
-    while (table->entries[at].holders && (table->entries[at].key[0] != key[0] || table->entries[at].key[1] != key[1]))
-        at = (at + 1) & (table->capacity - 1);
-    return &table->entries[at];
+static Entry *find(const Part *part, const uint64_t key[2]) {
+    size_t at = home(part, key);
+    while (part->entries[at].holders && (part->entries[at].key[0] != key[0] || part->entries[at].key[1] != key[1]))
+        at = (at + 1) & (part->capacity - 1);
+    return &part->entries[at];
 }
 
-static int grow(Table *table) {
-    Entry *before = table->entries;
-    size_t capacity = table->capacity;
+/* A borrowed reference; NULL: the key is not in the table. */
+static PyObject *held_by(Table *table, const uint64_t key[2]) {
+    const Part *part = part_of(table, key);
+    return part->capacity ? find(part, key)->holders : NULL;
+}
+
+static int grow(Part *part) {
+    Entry *before = part->entries;
+    size_t capacity = part->capacity;
     Entry *entries = PyMem_Calloc(capacity ? 2 * capacity : FIRST_CAPACITY, sizeof *entries);
     if (!entries) {
         PyErr_NoMemory();
         return -1;
     }
-    table->entries = entries;
-    table->capacity = capacity ? 2 * capacity : FIRST_CAPACITY;
+    part->entries = entries;
+    part->capacity = capacity ? 2 * capacity : FIRST_CAPACITY;
     for (size_t i = 0; i < capacity; i++)
-        if (before[i].holders) *find(table, before[i].key) = before[i];
+        if (before[i].holders) *find(part, before[i].key) = before[i];
     PyMem_Free(before);
     return 0;
 }
 
 /* Frees an entry; those after it that would no longer be found move up. */
-static void take_out(Table *table, Entry *entry) {
-    size_t hole = (size_t)(entry - table->entries), last = table->capacity - 1;
+static void take_out(Table *table, Part *part, Entry *entry) {
+    size_t hole = (size_t)(entry - part->entries), last = part->capacity - 1;
     PyObject *holders = entry->holders;
-    for (size_t at = (hole + 1) & last; table->entries[at].holders; at = (at + 1) & last) {
-        size_t from_home = (at - home(table, table->entries[at].key)) & last, from_hole = (at - hole) & last;
+    for (size_t at = (hole + 1) & last; part->entries[at].holders; at = (at + 1) & last) {
+        size_t from_home = (at - home(part, part->entries[at].key)) & last, from_hole = (at - hole) & last;
         if (from_home < from_hole) continue;
-        table->entries[hole] = table->entries[at];
+        part->entries[hole] = part->entries[at];
         hole = at;
     }
-    table->entries[hole].holders = NULL;
+    part->entries[hole].holders = NULL;
+    part->used--;
     table->used--;
     Py_DECREF(holders);
 }
@@ -106,9 +121,9 @@ static int work_out(Change *change, PyObject *holders, int set) {
     return 0;
 }
 
-static void put(Table *table, Entry *entry, PyObject *after) {
+static void put(Table *table, Part *part, Entry *entry, PyObject *after) {
     if (!after) {
-        take_out(table, entry);
+        take_out(table, part, entry);
         return;
     }
     PyObject *before = entry->holders;
@@ -126,19 +141,21 @@ static PyObject *change_all(Table *table, PyObject *args, int set) {
     for (Py_ssize_t i = 0; i < count; i++) {
         uint64_t key[2];
         if (key_of(PyTuple_GET_ITEM(keys, i), key)) goto failed;
-        if (set && 4 * table->used >= 3 * table->capacity && grow(table)) goto failed;
-        Entry *entry = table->capacity ? find(table, key) : NULL;
+        Part *part = part_of(table, key);
+        if (set && 4 * part->used >= 3 * part->capacity && grow(part)) goto failed;
+        Entry *entry = part->capacity ? find(part, key) : NULL;
         if (!entry || !entry->holders) {
             if (!set) continue;
             memcpy(entry->key, key, sizeof key);
             entry->holders = Py_NewRef(mask);
+            part->used++;
             table->used++;
             changed++;
             continue;
         }
         if (work_out(&change, entry->holders, set)) goto failed;
         if (!change.changes) continue;
-        put(table, find(table, key), change.after);
+        put(table, part, find(part, key), change.after);
         changed++;
     }
     forget(&change);
@@ -157,13 +174,13 @@ static PyObject *table_discard(Table *table, PyObject *args) { return change_all
 static PyObject *table_get(Table *table, PyObject *object) {
     uint64_t key[2];
     if (key_of(object, key)) return NULL;
-    PyObject *holders = table->capacity ? find(table, key)->holders : NULL;
+    PyObject *holders = held_by(table, key);
     return holders ? Py_NewRef(holders) : PyLong_FromLong(0);
 }
 
 /* A prompt's blocks, and the tables and bits that count. */
 typedef struct {
-    const Table *tables[2];
+    Table *tables[2];
     Py_ssize_t num_tables, num_keys;
     PyObject *keys, *live, *ends;
 } Prompt;
@@ -176,8 +193,7 @@ static PyObject *holders_of(const Prompt *prompt, Py_ssize_t block) {
     Py_XDECREF(object);
     if (wrong) return NULL;
     for (Py_ssize_t i = 0; i < prompt->num_tables; i++) {
-        const Table *table = prompt->tables[i];
-        PyObject *holders = table->capacity ? find(table, key)->holders : NULL;
+        PyObject *holders = held_by(prompt->tables[i], key);
         if (!holders) continue;
         Py_XSETREF(all, all ? PyNumber_Or(all, holders) : Py_NewRef(holders));
         if (!all) return NULL;
@@ -271,10 +287,10 @@ PyObject *match_ends(PyObject *Py_UNUSED(module), PyObject *args) {
     Prompt prompt = {.num_tables = 1};
     PyObject *dram, *ssd;
     if (!PyArg_ParseTuple(args, "O!OOO!", &HolderTable_Type, &dram, &ssd, &prompt.keys, &PyLong_Type, &prompt.live)) return NULL;
-    prompt.tables[0] = (const Table *)dram;
+    prompt.tables[0] = (Table *)dram;
     if (ssd != Py_None) {
         if (!PyObject_TypeCheck(ssd, &HolderTable_Type)) return PyErr_Format(PyExc_TypeError, "ssd is no HolderTable, but %R", ssd);
-        prompt.tables[prompt.num_tables++] = (const Table *)ssd;
+        prompt.tables[prompt.num_tables++] = (Table *)ssd;
     }
     prompt.num_keys = PySequence_Size(prompt.keys);
     if (prompt.num_keys < 0) return NULL;
@@ -289,10 +305,17 @@ static PyObject *table_sweep(Table *table, PyObject *args) {
     PyObject *mask, *share;
     if (!PyArg_ParseTuple(args, "nnO!O", &first, &count, &PyLong_Type, &mask, &share)) return NULL;
     Change change = {.mask = mask, .share = share};
-    size_t at = first < 0 ? 0 : (size_t)first;
+    size_t number = first < 0 ? 0 : (size_t)first % PARTS, at = first < 0 ? 0 : (size_t)first / PARTS;
     /* Places that are free are passed over sooner. */
-    for (Py_ssize_t budget = 8 * count; budget > 0 && at < table->capacity; budget -= 8) {
-        Entry *entry = &table->entries[at];
+    for (Py_ssize_t budget = 8 * count; budget > 0 && number < PARTS; budget -= 8) {
+        Part *part = &table->parts[number];
+        if (at >= part->capacity) {
+            number++;
+            at = 0;
+            budget += 8;
+            continue;
+        }
+        Entry *entry = &part->entries[at];
         if (!entry->holders) {
             at++;
             budget += 7;
@@ -304,30 +327,34 @@ static PyObject *table_sweep(Table *table, PyObject *args) {
         }
         /* Where one was taken out, another may have moved in. */
         int stays = !change.changes || change.after;
-        if (change.changes) put(table, &table->entries[at], change.after);
+        if (change.changes) put(table, part, entry, change.after);
         cleared += change.changes;
         at += stays;
     }
     forget(&change);
-    return Py_BuildValue("nn", at < table->capacity ? (Py_ssize_t)at : (Py_ssize_t)0, cleared);
+    return Py_BuildValue("nn", number < PARTS ? (Py_ssize_t)(at * PARTS + number) : (Py_ssize_t)0, cleared);
 }
 
 static PyObject *table_items(Table *table, PyObject *Py_UNUSED(none)) {
     PyObject *items = PyList_New(0);
-    for (size_t i = 0; items && i < table->capacity; i++) {
-        if (!table->entries[i].holders) continue;
-        PyObject *pair = Py_BuildValue("y#O", (const char *)table->entries[i].key, (Py_ssize_t)KEY_BYTES, table->entries[i].holders);
-        if (!pair || PyList_Append(items, pair)) Py_CLEAR(items);
-        Py_XDECREF(pair);
-    }
+    for (Part *part = table->parts; items && part < table->parts + PARTS; part++)
+        for (size_t i = 0; items && i < part->capacity; i++) {
+            const Entry *entry = &part->entries[i];
+            if (!entry->holders) continue;
+            PyObject *pair = Py_BuildValue("y#O", (const char *)entry->key, (Py_ssize_t)KEY_BYTES, entry->holders);
+            if (!pair || PyList_Append(items, pair)) Py_CLEAR(items);
+            Py_XDECREF(pair);
+        }
     return items;
 }
 
 static Py_ssize_t table_length(PyObject *self) { return (Py_ssize_t)((Table *)self)->used; }
 
 static void table_dealloc(Table *table) {
-    for (size_t i = 0; i < table->capacity; i++) Py_XDECREF(table->entries[i].holders);
-    PyMem_Free(table->entries);
+    for (Part *part = table->parts; part < table->parts + PARTS; part++) {
+        for (size_t i = 0; i < part->capacity; i++) Py_XDECREF(part->entries[i].holders);
+        PyMem_Free(part->entries);
+    }
     Py_TYPE(table)->tp_free((PyObject *)table);
 }
 

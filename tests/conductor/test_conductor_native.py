@@ -73,6 +73,20 @@ def test_keys_that_begin_alike_are_told_apart() -> None:
     assert [table.get(key) for key in keys] == [0, 1] * 749 + [0]
 
 
+def test_a_table_that_grows_in_parts_holds_all() -> None:
+    compact, plain = HolderTable(), holders.HolderTable()
+    keys = keys_of(50_000)
+    for first in range(0, len(keys), 1000):
+        for table in (compact, plain):
+            table.add(keys[first : first + 1000], 1 << first % 3, int)
+            table.discard(keys[first // 2 : first // 2 + 700], 1, int)
+    assert len(compact) == len(plain) == len(compact.items())
+    assert dict(compact.items()) == dict(plain.items())
+    assert [compact.get(key) for key in keys] == [plain.get(key) for key in keys]
+    assert swept(compact, 7, 1000) == swept(plain, 7, 1000) > 0
+    assert len(compact) == 0
+
+
 @pytest.mark.parametrize("keys", [[b"short"], ["text"], [None], [b"x" * 17]])
 def test_what_is_no_key_is_refused(keys: list[Any]) -> None:
     table = HolderTable()
