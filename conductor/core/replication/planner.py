@@ -153,12 +153,10 @@ class ReplicationPlanner:
 
     def _prefills(self, now: float) -> _Prefills:
         ready, instances = self._ready(), self._state.instances
-        found = sorted((instances[name].queue_ms(now), name, row) for row, name in enumerate(ready.instance_ids))
-        return _Prefills(
-            [instances[name] for _, name, _ in found],
-            PrefillInstances(ready.instances.rows[[row for *_, row in found]]),
-            np.array([queue_ms for queue_ms, *_ in found], np.float64),
-        )
+        columns, names = ready.instances, ready.instance_ids
+        queue_ms = np.maximum(columns.queue_ms - 1000.0 * (now - columns.reported_at), 0.0) + columns.placed_ms
+        rows = sorted(range(len(names)), key=list(zip(queue_ms.tolist(), names, strict=True)).__getitem__)
+        return _Prefills([instances[names[row]] for row in rows], PrefillInstances(columns.rows[rows]), queue_ms[rows])
 
     def _copies(
         self, prefix: PopularPrefix, prefills: _Prefills, store_addresses: Mapping[NodeId, str], taken: Set[NodeId], now: float
