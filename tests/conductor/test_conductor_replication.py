@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conductor_support import SETTINGS, ask, bring_up, hold, keys_of, make_core, report, request
+from conductor_support import SETTINGS, ask, assigned, bring_up, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder, replay
 from conductor.core.replication.planner import ASKS_A_COPY, CopyBudget
 from conductor.core.replication.popularity import TIME_CONSTANT_S, Popularity
-from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded
+from conductor.core.types.events import Action, Event, InstanceDown, Replicate, ReplicationEnded, StoreDown
 from springtide.clock import Tick
-from springtide.ids import NodeId
+from springtide.ids import InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 
@@ -180,6 +180,66 @@ def test_several_prefixes_are_copied_at_a_time_each_to_a_node_of_its_own() -> No
     orders = tick(core, 0.2)
     assert {order.node_id for order in orders} == {"p1", "p2"}
     assert {order.keys[-1] for order in orders} == {DOCUMENT[-1], other[-1]}
+
+
+def test_a_store_without_an_engine_has_a_copy_of_what_is_popular_whether_holders_are_congested_or_not() -> None:
+    core = popular_core(("p0", "p1"))
+    hold(core, "s0", [])
+    ask_often(core)
+    report(core, "p0", Role.PREFILL)
+    (order,) = tick(core, 0.1)
+    assert (order.node_id, order.store_address) == ("s0", "s0:2")
+    assert list(order.keys) == DOCUMENT and [source.node_id for source in order.sources] == ["p0"]
+    assert tick(core, 0.2) == []
+    hold(core, "s0", DOCUMENT)
+    core.handle(ReplicationEnded(order.node_id, order.keys[-1], 100), 0.3)
+    ask_often(core, now=70.0)
+    report(core, "p0", Role.PREFILL, now=70.0)
+    assert tick(core, 70.0) == []
+
+
+def test_one_store_without_an_engine_has_a_copy_and_another_when_that_is_gone() -> None:
+    core = popular_core(("p0",))
+    hold(core, "s0", [])
+    hold(core, "s1", [])
+    ask_often(core)
+    (first,) = tick(core, 0.1)
+    hold(core, first.node_id, DOCUMENT)
+    core.handle(ReplicationEnded(first.node_id, first.keys[-1], 100), 0.2)
+    assert tick(core, 0.3) == []
+    core.handle(StoreDown(first.node_id), 1.0)
+    ask_often(core, now=1.0)
+    (second,) = tick(core, 2.0)
+    assert {first.node_id, second.node_id} == {"s0", "s1"}
+
+
+def test_what_a_store_without_an_engine_has_no_room_for_is_not_sent_there_again_soon() -> None:
+    core = popular_core(("p0",))
+    hold(core, "s0", [])
+    ask_often(core)
+    (order,) = tick(core, 0.1)
+    core.handle(ReplicationEnded(order.node_id, order.keys[-1], failed=True), 0.2)
+    ask_often(core, now=30.0)
+    assert tick(core, 30.0) == []
+    ask_often(core, now=61.0)
+    assert len(tick(core, 61.0)) == 1
+
+
+def test_what_a_store_without_an_engine_holds_is_fetched_when_everybody_else_has_lost_it() -> None:
+    core = popular_core(("p0", "p1"), transfer_bytes_per_s=1e6)
+    hold(core, "s0", DOCUMENT)
+    core.handle(StoreDown(NodeId("p0")), 0.1)
+    core.handle(InstanceDown(InstanceId("p0"), 1), 0.1)
+    placed = assigned(core, request("after", 405), 0.2)
+    assert placed.prefill.instance_id == "p1"
+    assert [source.node_id for source in placed.sources] == ["s0"]
+
+
+def test_the_store_of_an_engine_that_is_away_for_a_moment_is_not_without_one() -> None:
+    core = popular_core(("p0", "p1"))
+    core.handle(InstanceDown(InstanceId("p1"), 1), 0.0)
+    ask_often(core)
+    assert tick(core, 0.1) == []
 
 
 def test_a_record_replays_to_the_same_orders() -> None:

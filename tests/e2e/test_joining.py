@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from deploy.ca.authority import Authority
+from springtide.config import TlsConfig
 from tests.support import streams
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, cached_blocks, evict_all, metric_at
 from tests.support.generate import generate
 from tests.support.joined import JoinedNode, new_token
 from tests.support.models import make_tiny_llama
@@ -180,6 +181,30 @@ def test_a_machine_is_revoked_under_load_and_the_others_leave_it_behind(
 
 def ca(head: Cluster, command: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "deploy.cli", "ca", command, *arguments, "--dir", head.record.ca_dir], check=True)
+
+
+def test_a_store_alone_has_what_is_popular_when_those_are_gone_who_computed_it(
+    head: Cluster, nodes: dict[str, JoinedNode], reference: Reference
+) -> None:
+    prompt = prompt_of(70, 300)
+    wanted = reference.greedy(prompt, OUTPUT_TOKENS)
+    with JoinedNode(head, "store", "127.0.0.9") as store, JoinedNode(head, "prefill", "127.0.0.10") as other:
+        head.wait_until(lambda: other.name in head.ready_instances(), "the Conductor to know it")
+        for _ in range(12):
+            assert generate(head.grpc_address, "joined", prompt, OUTPUT_TOKENS).token_ids == wanted
+        head.wait_until(lambda: num_replicated(head, store) == 18, "the store to have its copy")
+        other.kill()
+        head.wait_until(lambda: other.name not in head.ready_instances(), "the prefill node to be gone")
+        for node in nodes.values():
+            evict_all(Path(node.record.run_dir, f"{node.name}.store.sock"))
+        head.wait_until(lambda: not any(cached_blocks(head.status(), node.name) for node in nodes.values()), "their blocks to be gone")
+        answer = generate(head.grpc_address, "joined", prompt, OUTPUT_TOKENS)
+        assert (answer.token_ids, answer.cached_tokens) == (wanted, 288)
+
+
+def num_replicated(head: Cluster, store: JoinedNode) -> float:
+    address = next(member.metrics_address for member in head.members() if member.member_id == store.name)
+    return metric_at(address, "springtide_store_replicated_blocks_total", None, TlsConfig.model_validate(head.record.tls))
 
 
 def test_machines_follow_a_rotated_authority_by_themselves(head: Cluster, nodes: dict[str, JoinedNode], reference: Reference) -> None:

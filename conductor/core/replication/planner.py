@@ -5,6 +5,9 @@ needs it first. Here the copy is made before. What it spares a request that come
 do without it: wait at the least loaded holder instead, compute the prefix, or fetch it over links that are shared with the transfers
 in flight. Where fetching is quick that is next to nothing, and no copy is made. How much may be copied is bounded: so many copies at a
 time, and so many bytes a second over the whole cluster and at each node, whether it gives or takes.
+
+A store without an engine computes nothing, and nobody waits for it: it is there to hold what others lose. So one such store has a copy of
+each popular prefix, whatever a request would be spared.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from conductor import _native
 from conductor.core.placement.instance_columns import PrefillColumns, PrefillInstances
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import TransferModel
-from conductor.core.prefix_index import PrefixIndex, bits
+from conductor.core.prefix_index import Matches, PrefixIndex, bits
 from conductor.core.replication.popularity import Popularity, PopularPrefix
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
@@ -140,8 +143,13 @@ class ReplicationPlanner:
             return []
         prefills = self._prefills(now)
         orders: dict[NodeId, Replicate] = {}
+        without_engine = self._without_engine(store_addresses)
         for prefix in popular:
-            orders |= {order.node_id: order for order in self._copies(prefix, prefills, store_addresses, orders.keys(), now)}
+            matches = self._index.match(prefix.keys)
+            copies = self._copies(prefix, matches, prefills, store_addresses, orders.keys(), now)
+            if without_engine:
+                copies += self._kept(prefix, matches, without_engine, store_addresses, orders.keys(), now)
+            orders |= {order.node_id: order for order in copies}
         return list(orders.values())
 
     def validate(self) -> None:
@@ -158,12 +166,46 @@ class ReplicationPlanner:
         rows = sorted(range(len(names)), key=list(zip(queue_ms.tolist(), names, strict=True)).__getitem__)
         return _Prefills([instances[names[row]] for row in rows], PrefillInstances(columns.rows[rows]), queue_ms[rows])
 
+    def _without_engine(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
+        """Those of the stores, in order, that are known to hold something or nothing, and beside which there is no engine."""
+        with_engine = {instance.ref.node_id for instance in self._state.instances.values()}
+        return sorted(node_id for node_id in node_ids if node_id not in with_engine and self._index.knows(node_id))
+
+    def _kept(
+        self,
+        prefix: PopularPrefix,
+        matches: Matches,
+        without_engine: Sequence[NodeId],
+        store_addresses: Mapping[NodeId, str],
+        taken: Set[NodeId],
+        now: float,
+    ) -> list[Replicate]:
+        """The copy at a store without an engine, where none has one. Which of them is to have it, the prefix says; it refuses what it has
+        no room for."""
+        depth, last_key = len(prefix.keys), prefix.keys[-1]
+        longest, holders = matches.longest(depth)
+        holding = {matches.node_of_bit[bit] for bit in bits(holders)}
+        node_id = without_engine[int.from_bytes(last_key) % len(without_engine)]
+        order = node_id, last_key
+        if longest < depth or holding.intersection(without_engine) or node_id in taken or order in self._in_flight or order in self._rests:
+            return []
+        sources = self._sources(holding, depth, store_addresses)
+        if not sources or not self._budget.allows((node_id, sources[0].node_id), now):
+            return []
+        return [self._order(prefix, node_id, store_addresses[node_id], depth - matches.get(node_id, 0), sources, now)]
+
     def _copies(
-        self, prefix: PopularPrefix, prefills: _Prefills, store_addresses: Mapping[NodeId, str], taken: Set[NodeId], now: float
+        self,
+        prefix: PopularPrefix,
+        matches: Matches,
+        prefills: _Prefills,
+        store_addresses: Mapping[NodeId, str],
+        taken: Set[NodeId],
+        now: float,
     ) -> list[Replicate]:
         """Those of one prefix that pay, to nodes that are not taken. They at most double those who hold it, each with a source of its
         own."""
-        matches, depth, last_key = self._index.match(prefix.keys), len(prefix.keys), prefix.keys[-1]
+        depth, last_key = len(prefix.keys), prefix.keys[-1]
         longest, holders = matches.longest(depth)
         if longest < depth:
             return []
@@ -176,7 +218,7 @@ class ReplicationPlanner:
         waits_ms = self._waits_ms(prefix, prefills)
         # A request without a copy may wait at the least loaded of those who have one.
         gains_ms = (waits_ms[holding[0]] if len(holding) else math.inf) - waits_ms
-        sources: list[NodeId] = []
+        sources: list[PrefixSource] = []
         orders: list[Replicate] = []
         free = (row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken)
         for row in islice(free, _MOST_TARGETS):
@@ -186,20 +228,31 @@ class ReplicationPlanner:
             if gains_ms[row] < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
                 continue
             # Sorted only now: mostly no copy pays, and the holders may be a thousand.
-            sources = sources or self._least_busy(store_addresses.keys() & {matches.node_of_bit[bit] for bit in bits(holders)})
+            sources = sources or self._sources({matches.node_of_bit[bit] for bit in bits(holders)}, depth, store_addresses)
             if not sources:
                 break
-            node_id, num_bytes = target.ref.node_id, missing * self._settings.bytes_per_block
-            ends = node_id, sources[0]
-            if not self._budget.allows(ends, now) or not self._pays(target, missing, depth, sources[0]):
+            node_id = target.ref.node_id
+            if not self._budget.allows((node_id, sources[0].node_id), now) or not self._pays(target, missing, depth, sources[0].node_id):
                 continue
-            self._budget.spend(ends, num_bytes, now)
-            within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
-            self._in_flight[node_id, last_key] = now + within_s
-            named = tuple(PrefixSource(source, store_addresses[source], depth) for source in sources[:_MOST_SOURCES])
-            orders.append(Replicate(node_id, target.ref.store_address, prefix.keys, named, num_bytes, within_s))
+            orders.append(self._order(prefix, node_id, target.ref.store_address, missing, sources, now))
             sources = sources[1:] + sources[:1]
         return orders
+
+    def _order(
+        self,
+        prefix: PopularPrefix,
+        node_id: NodeId,
+        store_address: str,
+        missing: int,
+        sources: Sequence[PrefixSource],
+        now: float,
+    ) -> Replicate:
+        """To a node that misses so many blocks, from the first of the sources, or else the next."""
+        num_bytes = missing * self._settings.bytes_per_block
+        self._budget.spend((node_id, sources[0].node_id), num_bytes, now)
+        within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
+        self._in_flight[node_id, prefix.keys[-1]] = now + within_s
+        return Replicate(node_id, store_address, prefix.keys, tuple(sources[:_MOST_SOURCES]), num_bytes, within_s)
 
     def _waits_ms(self, prefix: PopularPrefix, prefills: _Prefills) -> Floats:
         """How long a request that finds the prefix there would wait, by what prompts with so much left to compute have waited."""
@@ -242,9 +295,11 @@ class ReplicationPlanner:
         sharers = 1 + max(int(self._transfers.links.leaving[source]), int(self._transfers.links.arriving[destination]))
         return 1000.0 * num_bytes * sharers / bytes_per_s
 
-    def _least_busy(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
-        """Those first that fewer transfers leave now."""
-        return sorted(node_ids, key=lambda node_id: (int(self._transfers.links.leaving[self._transfers.number(node_id)]), node_id))
+    def _sources(self, holding: Set[NodeId], depth: int, store_addresses: Mapping[NodeId, str]) -> list[PrefixSource]:
+        """Those of the holders that are up; first where fewer transfers leave now."""
+        leaving, number = self._transfers.links.leaving, self._transfers.number
+        up = sorted(store_addresses.keys() & holding, key=lambda node_id: (int(leaving[number(node_id)]), node_id))
+        return [PrefixSource(node_id, store_addresses[node_id], depth) for node_id in up]
 
     def _forget_past(self, now: float) -> None:
         self._budget.forget_past(now)
