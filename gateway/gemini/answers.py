@@ -177,6 +177,8 @@ def usage_json(usage: Usage) -> Json:
         "thoughtsTokenCount": usage.reasoning_tokens,
         "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
         "cachedContentTokenCount": usage.cached_tokens,
+        # Ours: why the cachedContent was not found.
+        **({"cacheMissReason": usage.cache_miss} if usage.cache_miss else {}),
         "promptTokensDetails": _text_tokens(usage.prompt_tokens),
     }
 
