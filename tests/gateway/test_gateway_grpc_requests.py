@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from gateway_cluster import MODEL, Cluster
+from gateway_cluster import MODEL, Cluster, Start
 from grpc_tools import protoc
 
 from engine.tokenizer.tokenizer import Tokenizer
@@ -189,34 +189,65 @@ async def test_a_prompt_alone_has_no_output(stub: inference_pb2_grpc.InferenceSt
 
 
 STRANGER = """
-    import sys, grpc
-    from springtide.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+    import json, sys, grpc
+    from springtide.v1 import caches_pb2, caches_pb2_grpc, inference_pb2 as api, inference_pb2_grpc
+
     assert "gateway" not in sys.modules and not any("site-packages/springtide" in path for path in sys.path)
     with grpc.insecure_channel(sys.argv[1]) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        (model,) = stub.ListModels(inference_pb2.ListModelsRequest()).models
-        message = inference_pb2.ChatMessage(role="user", content="Say it.")
-        request = inference_pb2.GenerateRequest(model=model.id, chat=inference_pb2.ChatPrompt(messages=[message]))
-        print("".join(chunk.text for chunk in stub.Generate(request)))
+        stub, caches = inference_pb2_grpc.InferenceStub(channel), caches_pb2_grpc.ContextCachesStub(channel)
+        (model,) = stub.ListModels(api.ListModelsRequest()).models
+
+        def answer(*messages, **fields):
+            chat = api.ChatPrompt(messages=messages, tools=fields.pop("tools", ()))
+            return list(stub.Generate(api.GenerateRequest(model=model.id, chat=chat, tenant="stranger", **fields)))
+
+        def text(chunks):
+            return "".join(chunk.text for chunk in chunks).strip()
+
+        asked = api.ChatMessage(role="user", content="Say it.")
+        print(text(answer(asked)))
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+        called = answer(asked, tools=[api.Tool(name="weather", parameters=json.dumps(parameters))])
+        (name,) = {piece.name for chunk in called for piece in chunk.tool_calls if piece.name}
+        print(name, "".join(piece.arguments for chunk in called for piece in chunk.tool_calls), called[-1].called)
+        schema = {"type": "object", "properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
+        print(text(answer(asked, format=api.OutputFormat(kind=api.FORMAT_KIND_JSON_SCHEMA, source=json.dumps(schema)))))
+
+        long = api.ChatMessage(role="system", content="The sea is wide, and the tide comes in. " * 20)
+        cache = caches.CreateCache(
+            caches_pb2.CreateCacheRequest(model=model.id, chat=api.ChatPrompt(messages=[long]), tenant="stranger", ttl_s=60)
+        )
+        whole, begun = answer(long, asked), answer(asked, cache=api.CacheUse(cache_id=cache.cache_id))
+        print(caches_pb2.CacheStatus.Name(cache.status), whole[-1].usage.prompt_tokens == begun[-1].usage.prompt_tokens > cache.tokens)
+        caches.DeleteCache(caches_pb2.CacheName(cache_id=cache.cache_id, tenant="stranger"))
         try:
-            list(stub.Generate(inference_pb2.GenerateRequest(model="other", text="x")))
+            answer(asked, cache=api.CacheUse(cache_id=cache.cache_id))
         except grpc.RpcError as error:
             print(error.code().name)
 """
 
 
-async def test_a_stranger_needs_proto_alone(gateway: GatewayServer, tmp_path: Path) -> None:
+async def test_a_stranger_needs_proto_alone(gateway: GatewayServer, cluster: Cluster, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """As a client in another language does: stubs made of the schemas, and nothing of ours."""
     proto, out = REPOSITORY / "proto", tmp_path / "stubs"
     out.mkdir()
-    wanted = [str(proto / "springtide" / "v1" / name) for name in ("common.proto", "inference.proto")]
+    wanted = [str(proto / "springtide" / "v1" / name) for name in ("common.proto", "inference.proto", "caches.proto")]
     includes = [f"-I{proto}", f"-I{files('grpc_tools') / '_proto'}"]
     assert protoc.main(["protoc", *includes, f"--python_out={out}", f"--grpc_python_out={out}", *wanted]) == 0
     script = tmp_path / "stranger.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(out)!r})\n{textwrap.dedent(STRANGER)}")
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
-    def call() -> subprocess.CompletedProcess[str]:
+    def said(start: Start) -> Sequence[int]:
+        if start.request.params.grammar.source:
+            return tokenizer.encode('{"city":"Oslo"}')
+        return tokenizer.encode(call if "weather" in tokenizer.decode(list(start.request.token_ids)) else "Hello.")
+
+    cluster.script = said
+
+    def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-I", str(script), gateway.grpc_address], capture_output=True, text=True, timeout=60)
 
-    done = await asyncio.to_thread(call)
-    assert done.stdout.splitlines() == ["Hello, wörld! One two three four.", "NOT_FOUND"], done.stderr
+    done = await asyncio.to_thread(run)
+    lines = ["Hello.", 'weather {"city": "Oslo"} True', '{"city":"Oslo"}', "CACHE_STATUS_PENDING True", "NOT_FOUND"]
+    assert done.stdout.splitlines() == lines, done.stderr
