@@ -18,6 +18,7 @@ from openai.types import Batch
 from gateway.answer import TextAssembler
 from gateway.app import GatewayServer
 from gateway.batches import core
+from gateway.openai import batches
 from springtide.config import ServerConfig
 from springtide.process import ProcessArguments
 
@@ -272,6 +273,25 @@ async def test_one_that_is_cancelled_keeps_what_was_answered(client: openai.Asyn
     assert done.status == "cancelled" and done.cancelled_at is not None and done.request_counts is not None
     assert done.request_counts.completed == 0 and done.output_file_id is None
     await until(lambda: not any(node.running for node in cluster.nodes.values()))
+
+
+async def test_lines_that_are_not_answered_in_time_say_so(
+    client: openai.AsyncOpenAI, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(batches._UNITS_S, "m", 1)
+    for node in cluster.nodes.values():
+        node.pause_at = 0
+    file_id = await send(client, jsonl(*(chat_line(f"q-{i}") for i in range(3))))
+    batch = await client.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="1m")
+    done = await over(client, batch.id)
+    assert done.status == "expired" and done.expired_at is not None and done.output_file_id is None
+    assert done.request_counts is not None and done.request_counts.to_dict() == {"total": 3, "completed": 0, "failed": 3}
+    told = await rows(client, done.error_file_id)
+    assert [(row["custom_id"], row["response"], row["error"]["code"]) for row in told] == [
+        (f"q-{i}", None, "batch_expired") for i in range(3)
+    ]
+    assert told[0]["error"]["message"].endswith("within 1m")
+    await until(lambda: cluster.idle)
 
 
 @pytest.mark.parametrize("failures", [2, 9])
