@@ -166,6 +166,21 @@ async def test_headers_name_the_cache_of_messages_that_are_sent_again(cluster: C
     assert streamed.headers["msh-context-cache-id"] == made["id"] and streamed.text.endswith("data: [DONE]\n\n")
 
 
+async def test_a_header_lets_a_cache_end_later(tenant: Tenant) -> None:
+    made = await tenant.create(ttl=60)
+    named = {"x-msh-context-cache": made["id"], "x-msh-context-cache-reset-ttl": "7200"}
+
+    async def end() -> int:
+        return int((await tenant("GET", f"/v1/caching/{made['id']}"))["expired_at"])
+
+    other = await tenant.chat(ASK, headers=named)
+    assert other.status_code == 200 and await end() == made["expired_at"], "of messages that are not the cache's it is no use"
+    answer = await tenant.chat(SYSTEM, ASK, headers=named)
+    assert answer.status_code == 200 and int(answer.headers["msh-context-cache-token-exp"]) == await end() > made["expired_at"] + 7000
+    refused = await tenant.chat(SYSTEM, ASK, headers={**named, "x-msh-context-cache-reset-ttl": "soon"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-msh-context-cache-reset-ttl"
+
+
 async def test_a_dry_run_computes_nothing(cluster: Cluster, tenant: Tenant) -> None:
     made = await tenant.create()
     answer = await tenant.chat({"role": "cache", "content": f"cache_id={made['id']};dry_run=1"}, ASK)
@@ -323,6 +338,25 @@ async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted
     assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"
     answer = await tenant("GET", "/v1beta/cachedContents?pageToken=none", status=400)
     assert "pageToken: there is no page after 'none'" in answer["error"]["message"]
+
+
+async def test_gemini_is_told_why_its_cached_content_was_missed(gateway: GatewayServer, cluster: Cluster, tenant: Tenant) -> None:
+    said = {"model": f"models/{MODEL}", "systemInstruction": {"parts": [{"text": LONG}]}}
+    made = await tenant("POST", "/v1beta/cachedContents", said)
+    asked = {"contents": [{"role": "user", "parts": [{"text": "Why?"}]}], "cachedContent": made["name"]}
+    path = f"/v1beta/models/{MODEL}"
+    missed = (await tenant("POST", f"{path}:generateContent", asked))["usageMetadata"]
+    assert missed["cacheMissReason"] in ("pending", "not_held")
+    *_, last = await tenant("POST", f"{path}:streamGenerateContent", asked)
+    assert last["usageMetadata"]["cacheMissReason"] in ("pending", "not_held")
+    options = genai.types.HttpOptions(base_url=f"http://{gateway.http_address}", headers=tenant.headers)
+    named = genai.types.GenerateContentConfig(cached_content=made["name"])
+    answer = await genai.Client(api_key="none", http_options=options).aio.models.generate_content(
+        model=MODEL, contents="Why?", config=named
+    )
+    assert answer.usage_metadata is not None and answer.text, "a field that Google's client does not know does not trouble it"
+    cluster.cached_tokens = made["usageMetadata"]["totalTokenCount"]
+    assert "cacheMissReason" not in (await tenant("POST", f"{path}:generateContent", asked))["usageMetadata"]
 
 
 async def test_tokens_of_a_conversation_are_counted_as_a_request_would(tenant: Tenant) -> None:

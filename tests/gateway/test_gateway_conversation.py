@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from engine.tokenizer.chat_template import ChatTemplate
@@ -9,6 +11,7 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.conversation import MAX_TOOLS, ChatModel
 from gateway.tool_calls.families import TOOL_FAMILIES
+from springtide.choices import ToolParserName
 from springtide.errors import InvalidRequest
 
 WEATHER = Tool("weather", "How it is.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -25,8 +28,41 @@ MISTRAL = """{% for message in messages %}{% if message.tool_calls %}{% for call
 {{- message.tool_call_id }}{% endif %}{% endfor %}{{ tools | length }}"""
 
 
-def model(tokenizer: Tokenizer, template: str) -> ChatModel:
-    return ChatModel(Tokenizer(tokenizer._backend, ChatTemplate(template, {})))
+def model(tokenizer: Tokenizer, template: str, tool_parser: ToolParserName | Literal["auto", "none"] = "auto") -> ChatModel:
+    return ChatModel(Tokenizer(tokenizer._backend, ChatTemplate(template, {})), tool_parser)
+
+
+LLAMA_3_1 = (
+    """{{- '{"name": function name, "parameters": dictionary of argument name and its value}.' }}{{- tools }}{{- "<|python_tag|>" }}"""
+)
+LLAMA_3_2 = """{{- '[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]' }}{{- tools }}"""
+LLAMA_4 = """{{- tools }}{{- "<|python_start|>" }}{{- message.content }}{{- "<|python_end|>" }}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        (HERMES, "hermes"),
+        (MISTRAL, "mistral"),
+        (LLAMA_3_1, "llama3"),
+        (LLAMA_3_1.replace("<|python_tag|>", ""), "llama3"),
+        (LLAMA_3_2, "pythonic"),
+        (LLAMA_4, "pythonic"),
+        (LLAMA_4.replace("tools", "messages"), "hermes"),
+        ("{{ tools }}", "hermes"),
+    ],
+)
+def test_how_calls_are_written_is_seen_by_the_template_unless_it_is_said(
+    tokenizer: Tokenizer, template: str, family: ToolParserName
+) -> None:
+    assert model(tokenizer, template).tools is TOOL_FAMILIES[family]
+    said: ToolParserName = "pythonic" if family != "pythonic" else "mistral"
+    assert model(tokenizer, template, said).tools is TOOL_FAMILIES[said]
+    deaf = model(tokenizer, template, "none")
+    assert deaf.tools is None
+    with pytest.raises(InvalidRequest, match=r"server\.tool_parser") as caught:
+        deaf.rendered(Conversation((ASKED,), (WEATHER,)))
+    assert caught.value.param == "tools"
 
 
 def test_a_template_is_given_tools_calls_and_reasoning_as_it_knows_them(tokenizer: Tokenizer) -> None:

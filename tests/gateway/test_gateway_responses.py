@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -114,6 +116,36 @@ async def test_log_probabilities_are_in_the_message(client: openai.AsyncOpenAI) 
     assert [entry.token for entry in streamed] == [entry.token for entry in entries]
     assert events[-1].response.output[0].content[0].logprobs == entries
     assert (await client.responses.retrieve(whole.id)).output[0].content[0].logprobs == []
+
+
+@asynccontextmanager
+async def other_client(arguments: ProcessArguments, cluster: Cluster, **server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Of a gateway with other settings."""
+    config = arguments.config.model_copy(update={"server": arguments.config.server.model_copy(update=server)})
+    gateway = GatewayServer(replace(arguments, config=config), cluster.conductor.address)
+    await gateway.start()
+    async with openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client.with_options(default_headers={"X-Springtide-Tenant": "other"})
+    await gateway.close()
+
+
+async def test_a_response_is_kept_for_as_long_as_is_set(arguments: ProcessArguments, cluster: Cluster) -> None:
+    async with other_client(arguments, cluster, responses_ttl_s=0.05) as client, asyncio.timeout(20):
+        made = await client.responses.create(model=MODEL, input="Hi.")
+        with pytest.raises(openai.NotFoundError) as gone:
+            while True:
+                # Each use lets it live longer.
+                await asyncio.sleep(0.2)
+                await client.responses.retrieve(made.id)
+    assert gone.value.code == "response_not_found"
+
+
+async def test_responses_have_as_many_bytes_as_are_set(arguments: ProcessArguments, cluster: Cluster) -> None:
+    async with other_client(arguments, cluster, responses_size=10_000) as client:
+        first, *_, last = [await client.responses.create(model=MODEL, input="word " * 300) for _ in range(8)]
+        assert (await client.responses.retrieve(last.id)).id == last.id
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
 
 
 # ---- conversations ----
