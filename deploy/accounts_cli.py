@@ -27,6 +27,7 @@ def create(
     models: Models = None,
     requests_per_minute: Amount = None,
     tokens_per_minute: Amount = None,
+    cache_tokens: Amount = None,
     batch_lines: Amount = None,
     batch_tokens_per_minute: Amount = None,
     expires: Annotated[str | None, typer.Option(help="after how long: 12h, 30d; default: never")] = None,
@@ -39,7 +40,7 @@ def create(
     from deploy.commands import accounts as commands
     from deploy.commands.locate import Where
 
-    allowance = _allowance(models, requests_per_minute, tokens_per_minute, None, batch_lines, batch_tokens_per_minute)
+    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens_per_minute)
     commands.create_key(Where(url, redis_url, cluster), tenant, name, allowance, expires, as_json)
 
 

@@ -18,7 +18,7 @@ from gateway.batches.desk import BatchDesk
 from gateway.batches.files import Files
 from gateway.batches.worker import BatchWorker
 from gateway.bodies import Bodies, SideThread
-from gateway.caching.catalogue import Catalogue
+from gateway.caching.catalogue import Budget, Catalogue
 from gateway.caching.desk import Desk
 from gateway.caching.keeper import Computer, Keeper
 from gateway.caching.stores import Stores
@@ -222,6 +222,10 @@ class GatewayServer:
         row = UsageRow(tenant, "", config.served_model_name or info.name, "context caches", batch=True)
         self._accounts.count(row, Counts(1, num_tokens, cached_tokens, 0))
 
+    def _cache_budget(self, tenant: str, key_id: str) -> Budget:
+        tokens = self._accounts.allowance(tenant).cache_tokens or self._arguments.config.server.cache_budget_tokens
+        return Budget(tokens, self._accounts.key_allowance(key_id).cache_tokens)
+
     def _on_hung(self, hung: HungInstances) -> None:
         self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
 
@@ -241,7 +245,7 @@ class GatewayServer:
             self._side_thread,
             preparer.rendered,
             self._hashing,
-            lambda tenant: self._accounts.allowance(tenant).cache_tokens or config.server.cache_budget_tokens,
+            self._cache_budget,
         )
         directory = config.server.files_dir or self._arguments.run_dir / "files"
         files = Files(self._valkey, config.cluster, directory / "files", config.server.max_file_size, config.server.max_tenant_files_size)

@@ -109,6 +109,10 @@ class Accounts:
         """A tenant's own, its keys' aside."""
         return self._copy.tenant(tenant)
 
+    def key_allowance(self, key_id: str) -> Allowance:
+        """A key's own; of a key of the configuration, and without a key, there is none."""
+        return self._copy.allowance(key_id)
+
     # ---- what they ask for ----
 
     def charge(self, caller: Caller) -> Charge:

@@ -33,7 +33,7 @@ class Allowance:
     tokens_per_minute: Limit = None
     """Prompt and output tokens together."""
     cache_tokens: Limit = None
-    """Of contexts that are kept at a time: a tenant's, no key has its own."""
+    """Of contexts that are kept at a time; a key's are those that were made with it."""
     batch_lines: Limit = None
     """Of the tenant's batches that have not ended."""
     batch_tokens_per_minute: Limit = None

@@ -141,6 +141,8 @@ class RegisterCopy:
         self._name = ""
         self._version = 0
         self._keys: dict[str, ApiKey] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """Of keys, by their ids."""
         self._tenants: dict[str, Allowance] = {}
         self._follower: asyncio.Task[None] | None = None
         self._has_had_keys = False
@@ -154,6 +156,10 @@ class RegisterCopy:
 
     def key(self, digest: str) -> ApiKey | None:
         return self._keys.get(digest)
+
+    def allowance(self, key_id: str) -> Allowance:
+        """That of a key, revoked or not."""
+        return self._allowances.get(key_id, NO_LIMITS)
 
     def tenant(self, name: str) -> Allowance:
         return self._tenants.get(name, NO_LIMITS)
@@ -194,13 +200,15 @@ class RegisterCopy:
             logger.warning("the register of API keys in Valkey is another one than before: it counts from now on")
         self._name = name
         self._keys.clear()
+        self._allowances.clear()
         self._tenants.clear()
 
     def _take(self, changes: Changes) -> None:
         for name, value in changes.entries.items():
             try:
                 if name.startswith(KEY):
-                    self._keys[name.removeprefix(KEY)] = API_KEY.validate_json(value)
+                    key = self._keys[name.removeprefix(KEY)] = API_KEY.validate_json(value)
+                    self._allowances[key.key_id] = key.allowance
                     self._has_had_keys = True
                 elif name.startswith(TENANT):
                     self._tenants[name.removeprefix(TENANT)] = ALLOWANCE.validate_json(value)

@@ -32,33 +32,45 @@ _MAKING_S = 30.0
 _PARTS = ("content", "keys", "meter")
 """What is kept of a cache beside its record."""
 
-# KEYS: the tenant's budget, a hash of 'TOKENS UNTIL' by cache. ARGV: now, cache, its tokens, until when it counts, the budget, how many
-# there may be whose ids begin as its does, milliseconds for which all is kept, and the ids that it counts in the place of. Returns -1 when
-# it is granted, else what the tenant's others take, how many they are, and when the next of them ends. What counts for longer already goes
-# on doing so.
+# KEYS: the tenant's budget, a hash of 'TOKENS UNTIL KEY' by cache. ARGV: now, cache, its tokens, until when it counts, its API key, the
+# budgets of the tenant and of the key, how many there may be whose ids begin as its does, milliseconds for which all is kept, and the ids
+# that it counts in the place of. Returns -1 when it is granted, else what the tenant's others take, and the key's of these, how many they
+# are, and when the next of them ends. What counts for longer already goes on doing so.
 _SPEND = """
-local now, taken, count, next_end, kind = tonumber(ARGV[1]), 0, 0, math.huge, string.sub(ARGV[2], 1, 5)
+local now, taken, of_key, count, next_end, kind = tonumber(ARGV[1]), 0, 0, 0, math.huge, string.sub(ARGV[2], 1, 5)
 local all, until_, instead_of = redis.call('HGETALL', KEYS[1]), ARGV[4], {}
-for i = 8, #ARGV do instead_of[ARGV[i]] = true end
+for i = 10, #ARGV do instead_of[ARGV[i]] = true end
 for i = 1, #all, 2 do
-  local tokens, ends = string.match(all[i + 1], '^(%S+) (%S+)$')
+  local tokens, ends, key = string.match(all[i + 1], '^(%S+) (%S+) (.*)$')
   if tonumber(ends) <= now then
     redis.call('HDEL', KEYS[1], all[i])
   elseif all[i] == ARGV[2] then
     if tonumber(ends) > tonumber(until_) then until_ = ends end
   elseif not instead_of[all[i]] then
     taken = taken + tonumber(tokens)
+    of_key = of_key + (key == ARGV[5] and tonumber(tokens) or 0)
     count = count + (string.sub(all[i], 1, 5) == kind and 1 or 0)
     next_end = math.min(next_end, tonumber(ends))
   end
 end
-if taken + tonumber(ARGV[3]) > tonumber(ARGV[5]) or count >= tonumber(ARGV[6]) then
-  return {taken, count, next_end == math.huge and '0' or string.format('%.3f', next_end)}
+local more = tonumber(ARGV[3])
+if taken + more > tonumber(ARGV[6]) or of_key + more > tonumber(ARGV[7]) or count >= tonumber(ARGV[8]) then
+  return {taken, of_key, count, next_end == math.huge and '0' or string.format('%.3f', next_end)}
 end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[3] .. ' ' .. until_)
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
-return {-1, 0, '0'}
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3] .. ' ' .. until_ .. ' ' .. ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[9])
+return {-1, 0, 0, '0'}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What caches may have together."""
+
+    tokens: int
+    """All of a tenant."""
+    of_key: int | None = None
+    """Those that were made with one of its API keys. None: as many as the tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class OverBudget:
     """A tenant's caches take so many tokens already, or there are so many of the kind; the next of all ends then."""
 
     taken_tokens: int
+    taken_by_key: int
+    """Of these, by those that were made with the same API key."""
     count: int
     next_end: float
 
@@ -178,20 +192,21 @@ class Catalogue:
 
     def _kept_up(self, cache: ContextCache, now: float) -> Sequence[Command]:
         """What goes with a cache's record: it counts until its end, and is looked at."""
-        counted = (cache.cache_id, f"{cache.budgeted_tokens} {exactly(cache.expires_at)}")
+        counted = (cache.cache_id, f"{cache.budgeted_tokens} {exactly(cache.expires_at)} {cache.key_id}")
         return [("HSET", self._budget_key(cache.tenant), *counted), *self.agenda.waking(cache.tenant, cache.cache_id, now)]
 
     # ---- budgets ----
 
-    async def spend(self, cache: ContextCache, budget_tokens: int, now: float, instead_of: Sequence[str] = ()) -> OverBudget | None:
-        """Takes room for the cache in its tenant's budget, in the place of other caches; None: there is some. It is the cache's for as long
-        as it takes to write this down, and from then on until it ends. Taken again it counts once."""
+    async def spend(self, cache: ContextCache, budget: Budget, now: float, instead_of: Sequence[str] = ()) -> OverBudget | None:
+        """Takes room for the cache in its tenant's and its key's budget, in the place of other caches; None: there is some. It is the
+        cache's for as long as it takes to write this down, and from then on until it ends. Taken again it counts once."""
         until, most = now + _MAKING_S, MOST_MARKS if cache.marked else MOST_CACHES
         lasts_ms = round((MAX_TTL_S + _MAKING_S) * 1000)
-        taking: Command = (exactly(now), cache.cache_id, cache.budgeted_tokens, exactly(until))
-        args: Command = (*taking, budget_tokens, most, lasts_ms, *instead_of)
-        taken, count, next_end = await asked(self._spend(keys=[self._budget_key(cache.tenant)], args=args))
-        return None if int(taken) < 0 else OverBudget(int(taken), int(count), float(next_end))
+        taking: Command = (exactly(now), cache.cache_id, cache.budgeted_tokens, exactly(until), cache.key_id)
+        of_key = budget.tokens if budget.of_key is None else budget.of_key
+        args: Command = (*taking, budget.tokens, of_key, most, lasts_ms, *instead_of)
+        taken, taken_by_key, count, next_end = await asked(self._spend(keys=[self._budget_key(cache.tenant)], args=args))
+        return None if int(taken) < 0 else OverBudget(int(taken), int(taken_by_key), int(count), float(next_end))
 
     async def ending_by(self, tenant: str, cache_ids: Sequence[str], end: float) -> list[str]:
         """Those of these caches that count against the tenant's budget and end by then."""

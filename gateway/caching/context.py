@@ -68,6 +68,8 @@ class ContextCache:
     strength: Strength = Strength.SOFT
     replicas: int = 1
     """In how many stores it is wanted."""
+    key_id: str = ""
+    """Of the API key that it counts for. Empty: it was made without one."""
     marked: bool = False
     """A request's marks made it: it is not listed, and not computed anew when it is lost."""
     name: str = ""
@@ -183,6 +185,7 @@ def cache_json(cache: ContextCache) -> dict[str, Any]:
         "expires_at": cache.expires_at,
         "strength": cache.strength.value,
         "replicas": cache.replicas,
+        "key_id": cache.key_id,
         "marked": cache.marked,
         "name": cache.name,
         "description": cache.description,
@@ -212,6 +215,7 @@ def cache_from(tenant: str, value: Mapping[str, Any]) -> ContextCache:
         expires_at=value["expires_at"],
         strength=Strength(value["strength"]),
         replicas=value["replicas"],
+        key_id=value["key_id"],
         marked=value["marked"],
         name=value["name"],
         description=value["description"],

@@ -15,7 +15,7 @@ from gateway import events as ev
 from gateway.accounts.allowance import Caller
 from gateway.api_request import NOTHING, ApiRequest, CacheUse, Conversation, ToolChoice
 from gateway.bodies import UNKNOWN_BYTES, SideThread
-from gateway.caching.catalogue import MARK_PREFIX, MAX_TTL_S, Catalogue, Tag
+from gateway.caching.catalogue import MARK_PREFIX, MAX_TTL_S, Budget, Catalogue, Tag
 from gateway.caching.context import (
     CacheId,
     Content,
@@ -84,18 +84,18 @@ class Desk:
         side_thread: SideThread,
         render: Callable[[Conversation], Sequence[int]],
         hashing: Hashing,
-        budget_tokens: Callable[[str], int],
+        budget: Callable[[str, str], Budget],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`render` makes a conversation's tokens, beside the event loop. `budget_tokens` says what all caches of a tenant may
-        have together."""
+        """`render` makes a conversation's tokens, beside the event loop. `budget` is that of a tenant and of an API key
+        of its, by their ids."""
         self._catalogue = catalogue
         self._keeper = keeper
         self._stores = stores
         self._side_thread = side_thread
         self._render = render
         self._hashing = hashing
-        self._budget_tokens = budget_tokens
+        self._budget = budget
         self._now = now
         self._contents: dict[tuple[str, str], Content] = {}
         """Of the last used, the last at the end."""
@@ -133,6 +133,7 @@ class Desk:
             description=draft.description,
             metadata=draft.metadata,
             active_since=now,
+            key_id=caller.key_id,
         )
         await self._spend(cache, now)
         await self._catalogue.add(cache, keys, written, now)
@@ -347,7 +348,7 @@ class Desk:
             generation = request.generation(prompt * request.n, accepted=True)
             for mark in request.marks[prompt]:
                 keys = self._hashing.keys(generation, generation.prompt_ids[: mark.tokens])
-                self.mark(request.tenant, keys, mark.ttl_s, reply.prompt_at.node_id)
+                self.mark(request.tenant, keys, mark.ttl_s, reply.prompt_at.node_id, request.usage_row.key_id)
         return "" if missed is None else missed.value
 
     def found(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
@@ -359,13 +360,13 @@ class Desk:
         await self._catalogue.found(tenant, cache_id, store.node_id, store.incarnation, self._now())
         self._keeper.hurry()
 
-    def mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
-        """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the tenant's
-        budget suffices. Marking the same again lets them stay longer."""
+    def mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId, key_id: str = "") -> None:
+        """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the budgets
+        of the tenant and of the API key suffice. Marking the same again lets them stay longer, and count for the key that did."""
         if keys and ttl_s > 0:
-            self._spawn(self._mark(tenant, keys, min(ttl_s, MAX_TTL_S), prompt_at))
+            self._spawn(self._mark(tenant, keys, min(ttl_s, MAX_TTL_S), prompt_at, key_id))
 
-    async def _mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
+    async def _mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId, key_id: str) -> None:
         now = self._now()
         store = self._stores.store(prompt_at)
         if store is None:
@@ -381,6 +382,7 @@ class Desk:
             blocks=len(keys),
             created_at=now,
             expires_at=now + ttl_s,
+            key_id=key_id,
             marked=True,
             active_since=now,
             kept=kept,
@@ -388,12 +390,12 @@ class Desk:
         # What this one keeps for as long, it keeps in the place of those before: a conversation's turns are not counted each by itself.
         shorter = [f"{MARK_PREFIX}{key.hex()}" for key in keys[:-1]]
         covered = await self._catalogue.ending_by(tenant, shorter, cache.expires_at)
-        if await self._catalogue.spend(cache, self._budget_tokens(tenant), now, instead_of=covered) is not None:
+        if await self._catalogue.spend(cache, self._budget(tenant, key_id), now, instead_of=covered) is not None:
             logger.info("the budget of %r does not suffice to keep %d marked tokens", tenant, cache.tokens)
             return
 
         def renew(cache: ContextCache) -> ContextCache:
-            lasting = replace(cache, expires_at=max(cache.expires_at, now + ttl_s))
+            lasting = replace(cache, expires_at=max(cache.expires_at, now + ttl_s), key_id=key_id)
             return lasting if cache.kept.status in (Status.PENDING, Status.READY) and cache.kept.held else lasting.with_kept(kept)
 
         if not await self._catalogue.add(cache, keys, b"", now):
@@ -406,28 +408,33 @@ class Desk:
     # ---- helpers ----
 
     async def _spend(self, cache: ContextCache, now: float) -> None:
-        budget = self._budget_tokens(cache.tenant)
+        budget = self._budget(cache.tenant, cache.key_id)
         over = await self._catalogue.spend(cache, budget, now)
         if over is None:
             return
-        if cache.budgeted_tokens > budget:
-            raise InvalidRequest(
-                f"{cache.tokens} tokens in {cache.replicas} stores are more than the budget for context caches: "
-                f"{budget} (server.cache_budget_tokens, or what is set for the tenant)",
-                param="messages",
-                code="cache_budget_exceeded",
-            )
-        if over.taken_tokens + cache.budgeted_tokens <= budget:
-            raise Overloaded(
-                f"{over.count} context caches have not ended, as many as there may be: delete one, or wait for the next to end",
-                retry_after_s=max(1.0, over.next_end - now),
-                reason="too_many_caches",
-            )
+        wanted = cache.budgeted_tokens
+        bounds = [(budget.tokens, over.taken_tokens, "server.cache_budget_tokens, or what is set for the tenant")]
+        if budget.of_key is not None:
+            bounds.append((budget.of_key, over.taken_by_key, "what is set for the API key"))
+        for most, _, by in bounds:
+            if wanted > most:
+                raise InvalidRequest(
+                    f"{cache.tokens} tokens in {cache.replicas} stores are more than the budget for context caches: {most} ({by})",
+                    param="messages",
+                    code="cache_budget_exceeded",
+                )
+        for most, taken, by in bounds:
+            if taken + wanted > most:
+                raise Overloaded(
+                    f"context caches take {taken} of {most} tokens ({by}): "
+                    f"no room for {wanted} more; delete one, or wait for the next to end",
+                    retry_after_s=max(1.0, over.next_end - now),
+                    reason="cache_budget_exceeded",
+                )
         raise Overloaded(
-            f"context caches take {over.taken_tokens} of {budget} tokens (server.cache_budget_tokens, or what is set for the tenant): "
-            f"no room for {cache.budgeted_tokens} more; delete one, or wait for the next to end",
+            f"{over.count} context caches have not ended, as many as there may be: delete one, or wait for the next to end",
             retry_after_s=max(1.0, over.next_end - now),
-            reason="cache_budget_exceeded",
+            reason="too_many_caches",
         )
 
     def _remember(self, tenant: str, cache_id: str, content: Content) -> None:

@@ -69,10 +69,11 @@ def callers(valkey_url: str, cluster_name: str, *keys: str) -> list[object]:
 
 
 def test_a_key_is_shown_once_and_let_in_until_it_is_revoked(springtide: Callable[..., str], valkey_url: str, cluster_name: str) -> None:
-    key = springtide("keys", "create", "acme", "--name", "build server", "--requests-per-minute", "60", "--models", "a, b").strip()
+    limits = ["--requests-per-minute", "60", "--cache-tokens", "5000", "--models", "a, b"]
+    key = springtide("keys", "create", "acme", "--name", "build server", *limits).strip()
     made = json.loads(springtide("keys", "create", "zeta", "--expires", "30d", "--json"))
     first, second = callers(valkey_url, cluster_name, key, made["key"])
-    assert (first.tenant, first.of_key) == ("acme", Allowance(("a", "b"), requests_per_minute=60))  # type: ignore[attr-defined]
+    assert (first.tenant, first.of_key) == ("acme", Allowance(("a", "b"), requests_per_minute=60, cache_tokens=5000))  # type: ignore[attr-defined]
     assert second.key_id == made["key_id"]  # type: ignore[attr-defined]
 
     listed = springtide("keys", "ls")

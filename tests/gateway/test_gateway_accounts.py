@@ -210,6 +210,18 @@ async def test_a_tenants_context_caches_have_its_budget(office: Office) -> None:
         assert ": 5 (server.cache_budget_tokens, or what is set for the tenant)" in answer.json()["error"]["message"]
 
 
+async def test_a_keys_context_caches_have_a_budget_of_their_own(office: Office) -> None:
+    small, large = await office.key("acme", cache_tokens=5), await office.key("acme")
+    said = {"role": "system", "content": "You know a lot about lighthouses. " * 30}
+    context = {"model": MODEL, "messages": [said], "ttl": 60}
+    async with office.http(0, small) as http:
+        answer = await http.post("/v1/caching", json=context)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "cache_budget_exceeded")
+        assert answer.json()["error"]["message"].endswith("5 (what is set for the API key)")
+    async with office.http(0, large) as http:
+        assert (await http.post("/v1/caching", json=context)).status_code == 200
+
+
 async def test_a_batch_keeps_to_its_keys_budget_and_is_written_down_as_one(office: Office) -> None:
     key = await office.key("acme", batch_lines=1)
     async with office.api(0, key) as client, asyncio.timeout(WAIT_S):

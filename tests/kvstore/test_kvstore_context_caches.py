@@ -24,7 +24,7 @@ from gateway.caching import catalogue as catalogues
 from gateway.caching import core as looks
 from gateway.caching import keeper as keeping
 from gateway.caching.agenda import Errand
-from gateway.caching.catalogue import Catalogue
+from gateway.caching.catalogue import Budget, Catalogue
 from gateway.caching.context import ContextCache, MissReason, Status, Strength, Use
 from gateway.caching.desk import Desk, Draft, NoSuchCache
 from gateway.caching.keeper import Keeper
@@ -102,12 +102,16 @@ class FrontEnd:
         self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
         self.side_thread = SideThread()
         self.desks: list[Desk] = []
+        self.key_budgets: dict[str, int] = {}
         self.desk = self.new_desk(budget_tokens)
 
     def new_desk(self, budget_tokens: int, now: Callable[[], float] = time.time) -> Desk:
-        desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, lambda tenant: budget_tokens, now)
+        desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, self.budget(budget_tokens), now)
         self.desks.append(desk)
         return desk
+
+    def budget(self, tokens: int) -> Callable[[str, str], Budget]:
+        return lambda tenant, key_id: Budget(tokens, self.key_budgets.get(key_id))
 
     async def close(self) -> None:
         for desk in self.desks:
@@ -384,6 +388,27 @@ async def test_the_budget_is_of_all_caches_together_and_comes_back(world: World)
     await desk.update(ANN, second.cache_id, ttl_s=9.0)
 
 
+async def test_a_key_has_a_budget_within_its_tenants(world: World) -> None:
+    await world.start("node-0", num_slots=64)
+    front_end = await world.front_end(budget_tokens=300)
+    desk = front_end.desk
+    front_end.key_budgets["small"] = 100
+    small, large = replace(ANN, key_id="small"), replace(ANN, key_id="large")
+    draft = Draft(talk("You are helpful. " * 4))
+    with pytest.raises(InvalidRequest, match=r"more than the budget for context caches: 100 \(what is set for the API key\)"):
+        await desk.create(small, "m", replace(draft, replicas=2))
+    await desk.create(large, "m", replace(draft, replicas=2))
+    mine = await desk.create(small, "m", draft)
+    with pytest.raises(Overloaded, match=r"take 69 of 100 tokens \(what is set for the API key\)"):
+        await desk.create(small, "m", draft)
+    assert (await desk.update(large, mine.cache_id, ttl_s=9.0)).key_id == "small", "who extends it does not take it over"
+    await desk.create(large, "m", draft)
+    with pytest.raises(Overloaded, match="take 276 of 300 tokens"):
+        await desk.create(large, "m", draft)
+    await desk.delete(large, mine.cache_id)
+    await desk.create(small, "m", draft)
+
+
 async def test_what_is_taken_for_a_cache_that_cannot_be_written_down_comes_back(world: World) -> None:
     front_end = await world.front_end(budget_tokens=100)
     now = time.time()
@@ -552,6 +577,29 @@ async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: 
     assert await front_end.desk.page(ANN) == ([], False), "they are nobody's caches"
     with pytest.raises(NoSuchCache):
         await front_end.desk.get(ANN, f"mark-{keys[-1].hex()}")
+
+
+async def test_marks_count_for_the_key_that_marked_last(world: World) -> None:
+    await world.start("node-0")
+    front_end = await world.front_end()
+    front_end.key_budgets["small"] = 40
+    desk, keys = front_end.desk, tenants_keys("ann", range(64))
+    await world.recital.engines[NodeId("node-0")].cache(keys, tenant="ann")
+
+    async def blocks() -> list[int]:
+        return sorted(pin.blocks for pin in (await world.pins("node-0")).values())
+
+    desk.mark("ann", keys[:4], 60.0, NodeId("node-0"), "small")
+    await comes_to(lambda: world.pins("node-0"))
+    desk.mark("ann", keys, 60.0, NodeId("node-0"), "small")
+    await asyncio.gather(*desk._tasks)
+    assert await blocks() == [4], "64 tokens are more than its 40"
+    desk.mark("ann", keys, 60.0, NodeId("node-0"), "large")
+
+    async def kept() -> bool:
+        return await blocks() == [8]
+
+    await comes_to(kept)
 
 
 async def test_a_mark_beyond_the_budget_changes_nothing_and_within_it_counts_in_the_place_of_what_it_covers(world: World) -> None:
