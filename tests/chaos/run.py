@@ -33,7 +33,7 @@ class Run:
         self._shape = shape
         self._directory = directory
         self._say = say
-        self._items = tuple(item.unfiltered if shape.has_ranks else item for item in catalogue(seed))
+        self._items = catalogue(seed)
         self._rounds = plan(seed, shape.targets, minutes)
         self._limits = limits
         self._floods = 0

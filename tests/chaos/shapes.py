@@ -69,10 +69,6 @@ class Shape:
         )
 
     @property
-    def has_ranks(self) -> bool:
-        return any(self._get(section, "tensor_parallel", 1) > 1 for section in ("prefill_node", "decode_node"))
-
-    @property
     def _conductors(self) -> tuple[str, ...]:
         return tuple(f"conductor-{number}" for number in range(self._get("conductor", "replicas", 1)))
 

@@ -138,14 +138,6 @@ def test_a_deadline_is_all_that_the_reference_leaves_out() -> None:
     assert item.undisturbed.body == {"prompt": "x", "seed": 1}
 
 
-def test_ranks_are_asked_to_draw_among_all_tokens() -> None:
-    assert named("ranks+gateways").has_ranks and not named("stages+tcp").has_ranks
-    nested = Item("1", "gemini", "generateContent", {"generationConfig": {"topP": 0.9, "topK": 4, "temperature": 1.0}})
-    assert nested.unfiltered.body == {"generationConfig": {"temperature": 1.0}}
-    bodies = [item.unfiltered.settings | item.unfiltered.body for item in catalogue(5)]
-    assert not any({"top_p", "top_k", "min_p", "topP", "topK"} & body.keys() for body in bodies)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_shapes_are_configurations(shape: shapes.Shape, tmp_path: Path) -> None:
     """And every request of the catalogue fits into the arena."""

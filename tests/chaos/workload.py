@@ -27,9 +27,6 @@ _WORDS = (
 _SPECIALS = ("\n\n", "é", "漢字", "🙂", "1234567890", "\t", '"quoted"')
 
 
-_FILTERS = frozenset(("top_p", "top_k", "min_p", "topP", "topK"))
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     key: str
@@ -73,15 +70,6 @@ class Item:
     def undisturbed(self) -> Item:
         """The same request without a deadline: its answer is how far the other may come."""
         return Item(self.key, self.kind, self.api, {name: value for name, value in self.body.items() if name != "deadline_ms"})
-
-    @property
-    def unfiltered(self) -> Item:
-        """The same request that draws among all tokens: among the likeliest, the order of sums decides more often, which ranks change
-        (docs/packages/engine.md, exactness)."""
-        body = {name: value for name, value in self.body.items() if name not in _FILTERS}
-        if "generationConfig" in body:
-            body["generationConfig"] = {name: value for name, value in body["generationConfig"].items() if name not in _FILTERS}
-        return Item(self.key, self.kind, self.api, body)
 
 
 @dataclass(frozen=True, slots=True)
