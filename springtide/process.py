@@ -23,12 +23,14 @@ import uvloop
 from springtide.config import SECRET_VARIABLE, ClusterConfig, load_config
 from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from springtide.modelinfo import ModelInfo
+from springtide.supervision import first_of
 from springtide.telemetry import setup_logging
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 FLUSH_S = 1.0
+_BEAT_S = 1.0
 _MOST_FILES = 1 << 20
 
 
@@ -46,6 +48,8 @@ class ProcessArguments:
     """Of this process's metrics, at `bind_host`; 0 takes a free one."""
     stage: int = 0
     """Of a prefill group whose stages are on nodes of their own: which one is here."""
+    beat_file: Path | None = None
+    """Touched every second for as long as the event loop turns."""
 
     @property
     def store_socket(self) -> Path:
@@ -73,6 +77,7 @@ def parse_arguments(description: str) -> ProcessArguments:
     parser.add_argument("--bind-host", default="127.0.0.1", help="address to serve on and to be reached at")
     parser.add_argument("--metrics-port", type=int, default=0, help="port of this process's metrics; default: a free one")
     parser.add_argument("--stage", type=int, default=0, help="which stage of a prefill group over several nodes is here")
+    parser.add_argument("--beat-file", type=Path, help="a file to touch every second, by which others see that this process does not hang")
     arguments = parser.parse_args()
     return ProcessArguments(
         config=load_config(arguments.config, environ={name: os.environ[name] for name in (SECRET_VARIABLE,) if name in os.environ}),
@@ -83,6 +88,7 @@ def parse_arguments(description: str) -> ProcessArguments:
         bind_host=arguments.bind_host,
         metrics_port=arguments.metrics_port,
         stage=arguments.stage,
+        beat_file=arguments.beat_file,
     )
 
 
@@ -93,9 +99,11 @@ def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], 
     setup_logging(arguments.instance_id or role, arguments.config.log.level, arguments.config.log.format)
     die_with_parent()
     raise_file_limit()
+    if arguments.beat_file is not None:
+        arguments.beat_file.touch()
     code = 1
     try:
-        uvloop.run(_until_signalled(main))
+        uvloop.run(_until_signalled(main, arguments.beat_file))
         code = 0
     except* (ConfigError, UnsupportedModel) as group:
         for mistake in _leaves(group):
@@ -162,9 +170,19 @@ def _leaves(group: BaseExceptionGroup[SpringtideError]) -> Iterator[SpringtideEr
             yield error
 
 
-async def _until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+async def _until_signalled(main: Callable[[asyncio.Event], Awaitable[None]], beat_file: Path | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await main(stop)
+    if beat_file is None:
+        await main(stop)
+    else:
+        await first_of(main(stop), _beat(beat_file))
+
+
+async def _beat(file: Path) -> None:
+    """Goes on for ever."""
+    while True:
+        os.utime(file)
+        await asyncio.sleep(_BEAT_S)

@@ -7,16 +7,18 @@ import asyncio
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import RELEASE, rendered
-from tests.support.chart_pods import Cluster, Pod
+from tests.support.chart_pods import PATIENCE_S, Cluster, Pod
 from tests.support.netns import Unavailable
 
 VALUES = {
@@ -78,6 +80,35 @@ def test_helm_test_is_a_request(cluster: Cluster) -> None:
     cluster.start("test-0")
     request = cluster.pods["test-0"].containers["request"]
     assert request.wait() == 0, request.log.read_text()
+
+
+SERVING = {
+    "valkey-0": ("valkey", "relay"),
+    "conductor-0": ("conductor",),
+    "prefill-0": ("store", "prefill"),
+    "decode-0": ("store", "decode"),
+    "gateway-0": ("gateway",),
+}
+
+
+def test_none_is_ended_that_serves(cluster: Cluster) -> None:
+    assert [(pod, name) for pod, names in SERVING.items() for name in names if not cluster.pods[pod].lives(name)] == []
+
+
+@pytest.mark.parametrize(("pod", "name", "module"), [("prefill-0", "store", "kvstore"), ("decode-0", "decode", "decode_node")])
+def test_who_hangs_is_ended(cluster: Cluster, pod: str, name: str, module: str) -> None:
+    there = cluster.pods[pod]
+    process = psutil.Process(there.containers[name].pid)
+    process.suspend()
+    try:
+        there.execute(name, "touch", "--date", "1 minute ago", f"/run/springtide/{module}.beat")
+        assert not there.lives(name)
+    finally:
+        process.resume()
+    until = time.monotonic() + PATIENCE_S
+    while not there.lives(name):
+        assert time.monotonic() < until
+    assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
 
 
 def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
 from tests.support.netns import Plugged, Switch, Unavailable
@@ -32,7 +34,7 @@ CODE = "/srv/springtide"
 MOUNTED = "/tmp"
 """A volume of every container's."""
 TCP_PROBE = "import sys, socket; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
-HTTP_PROBE = "import sys, urllib.request as http; http.urlopen('http://%s:%s%s' % tuple(sys.argv[1:]), timeout=3)"
+HTTP_PROBE = "import ssl, sys, urllib.request as http; http.urlopen(sys.argv[1], timeout=3, context=ssl._create_unverified_context())"
 
 
 class Container:
@@ -98,6 +100,11 @@ class Pod:
         for spec in self._pods.containers.values():
             if "readinessProbe" in spec:
                 self._await(spec, "readinessProbe")
+
+    def lives(self, container: str) -> bool:
+        """What the kubelet finds when it looks whether a container is to be ended."""
+        spec = self._pods.containers[container]
+        return self._probed(spec, spec["livenessProbe"])
 
     def execute(self, container: str, *command: str) -> subprocess.CompletedProcess[str]:
         """What `kubectl exec` does; returns when the command has ended."""
@@ -211,10 +218,19 @@ class Pod:
     def _probed(self, spec: Object, probe: Object) -> bool:
         if "exec" in probe:
             command = self._inside(spec, probe["exec"]["command"])
+        elif "grpc" in probe:
+            with grpc.insecure_channel(f"{self.address}:{probe['grpc']['port']}") as channel:
+                try:
+                    answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
+                except grpc.RpcError:
+                    return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        elif "httpGet" in probe:
+            asked = probe["httpGet"]
+            url = f"{asked.get('scheme', 'HTTP').lower()}://{self.address}:{self._pods.ports()[asked['port']]}{asked['path']}"
+            command = [sys.executable, "-c", HTTP_PROBE, url]
         else:
-            port = str(self._pods.ports()[(probe.get("httpGet") or probe["tcpSocket"])["port"]])
-            path = [probe["httpGet"]["path"]] if "httpGet" in probe else []
-            command = [sys.executable, "-c", HTTP_PROBE if path else TCP_PROBE, self.address, port, *path]
+            command = [sys.executable, "-c", TCP_PROBE, self.address, str(self._pods.ports()[probe["tcpSocket"]["port"]])]
         return subprocess.run(command, capture_output=True).returncode == 0
 
 

@@ -264,10 +264,7 @@ readinessProbe:
   tcpSocket: {port: http}
   periodSeconds: 5
   failureThreshold: 3
-livenessProbe:
-  tcpSocket: {port: grpc}
-  periodSeconds: 10
-  failureThreshold: 3
+{{ include "springtide.livenessProbe" (dict "module" "gateway") }}
 {{- else }}
 startupProbe:
   httpGet: {path: /health, port: http, scheme: {{ $scheme }}}
