@@ -515,6 +515,13 @@ class ClusterConfig(Section):
     valkey_port: int = Field(
         8003, ge=0, le=65535, description="port at `address` where machines that have joined reach the embedded Valkey; 0 takes a free one"
     )
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65000,
+        description="port at `address` of the metrics of this machine's first process; each further one has the next port, an engine "
+        "before its store. 0: free ones, which are in the membership records",
+    )
     drain_s: float = Field(
         0.0,
         ge=0,

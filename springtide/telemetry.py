@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -146,13 +147,17 @@ class _SilentHandler(WSGIRequestHandler):
 
 def serve_metrics(credentials: Credentials, host: str = "127.0.0.1", port: int = 0) -> str:
     """Serves the process's Prometheus registry on `http://host:port/metrics` from a daemon thread; returns host:port. With certificates, on
-    https and to those who have one. Raises ConfigError where other machines could come in without TLS, or the port cannot be had."""
+    https and to those who have one. Where the port is taken, as by a node that this one comes in the place of, it is a free one. Raises
+    ConfigError where other machines could come in without TLS, or it cannot listen there."""
     credentials.check_host(host)
     kind = _MetricsServer6 if ":" in host else _MetricsServer
     try:
         server = make_server(host, port, make_wsgi_app(REGISTRY), kind, _SilentHandler)
     except OSError as error:
-        raise ConfigError(f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}") from None
+        if port == 0 or error.errno != errno.EADDRINUSE:
+            raise ConfigError(f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}") from None
+        logger.warning("--metrics-port: %s:%d is in use; the metrics of this process are at a free port", host, port)
+        return serve_metrics(credentials, host)
     server.tls = credentials.tls
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return f"{in_url(host)}:{server.server_port}"

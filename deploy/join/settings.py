@@ -24,6 +24,7 @@ _MACHINES_OWN = (
     "drain_s",
     "kv.rdma_devices",
     "log",
+    "metrics_port",
     "prefill",
     "prefill_node.devices",
     "prefill_node.spread_stages",

@@ -21,7 +21,7 @@ from deploy.join.tokens import Token
 from deploy.join.words import JoinReply, JoinRequest, RenewRequest
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
-from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, node_processes, with_threads
+from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, metrics_ports, node_processes, with_threads
 from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.session import Machine, Session, Work, own_run_dir
 from engine.formats.files import describe
@@ -174,7 +174,7 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
     beside: dict[str, Work] = {}
     if reply.certificate:
         beside["renew certificates"] = lambda: _keep_renewed(options.join, identity, addresses_of(address))
-    processes = node_processes(role, name, config, paths, 0 if options.stage is None else options.stage.number)
+    processes = node_processes(role, name, config, paths, metrics_ports(config), 0 if options.stage is None else options.stage.number)
     return Machine(config, _checked_info(config, reply, role), paths, processes, run_dir.temporary, beside, serves_requests=False)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -177,44 +179,50 @@ async def _ping(url: str) -> None:
 
 def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:
     """The processes of a resolved configuration, in the order in which they start."""
-    specs = [_valkey(config)] if embedded_valkey else []
+    specs, ports = [_valkey(config)] if embedded_valkey else [], metrics_ports(config)
     if config.ray.address is not None:
         placer = _module("deploy.ray.placer", paths, config, "--instance-id", "placer")
         specs.append(ProcessSpec("placer", "placer", "placer", placer, _secret(config)))
     else:
         for index in range(config.prefill):
-            specs += node_processes("prefill", f"prefill-{index}", config, paths)
+            specs += node_processes("prefill", f"prefill-{index}", config, paths, ports)
         for index in range(config.decode):
-            specs += node_processes("decode", f"decode-{index}", config, paths)
+            specs += node_processes("decode", f"decode-{index}", config, paths, ports)
     for index in range(config.conductor.replicas):
-        specs += node_processes("conductor", f"conductor-{index}", config, paths)
+        specs += node_processes("conductor", f"conductor-{index}", config, paths, ports)
     if config.server.separate_gateway:
-        specs += node_processes("gateway", "gateway-0", config, paths)
+        specs += node_processes("gateway", "gateway-0", config, paths, ports)
     return specs
 
 
-def node_processes(role: NodeRole, name: str, config: ClusterConfig, paths: ClusterPaths, stage: int = 0) -> list[ProcessSpec]:
-    """What a node of this role consists of: an engine has a store beside it. `stage`: of a prefill group over several nodes."""
+def metrics_ports(config: ClusterConfig) -> Iterator[int]:
+    """Of one process after another; 0 is a free one."""
+    return itertools.count(config.metrics_port) if config.metrics_port else itertools.repeat(0)
+
+
+def node_processes(
+    role: NodeRole, name: str, config: ClusterConfig, paths: ClusterPaths, ports: Iterator[int], stage: int = 0
+) -> list[ProcessSpec]:
+    """What a node of this role consists of: an engine has a store beside it. `ports`: of metrics. `stage`: of a prefill group over several
+    nodes."""
     secret = _secret(config)
+
+    def command(module: str, *arguments: str) -> tuple[str, ...]:
+        return _module(module, paths, config, "--metrics-port", str(next(ports)), *arguments)
+
     if role in ("conductor", "gateway"):
         module = "deploy.head" if role == "conductor" and not config.server.separate_gateway else role
-        return [ProcessSpec(name, role, name, _module(module, paths, config, "--instance-id", name), secret)]
-    store = _module("kvstore", paths, config, "--node-id", name)
+        return [ProcessSpec(name, role, name, command(module, "--instance-id", name), secret)]
     if role == "store":
-        return [ProcessSpec(name, role, name, store, secret)]
+        return [ProcessSpec(name, role, name, command("kvstore", "--node-id", name), secret)]
     package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("decode_node", config.decode_node.threads)
+    own = ("--node-id", name, "--instance-id", name)
+    computing = {"OMP_NUM_THREADS": str(threads), **secret}
     if stage:
-        own = ("--node-id", name, "--instance-id", name, "--stage", str(stage))
-        layers, computing = _module("kvstore", paths, config, *own), _module("prefill_node.stage", paths, config, *own)
-        return [
-            ProcessSpec(f"{name}-store", "layer-store", name, layers, secret),
-            ProcessSpec(name, "stage", name, computing, {"OMP_NUM_THREADS": str(threads), **secret}),
-        ]
-    engine = _module(package, paths, config, "--node-id", name, "--instance-id", name)
-    return [
-        ProcessSpec(f"{name}-store", "store", name, store, secret),
-        ProcessSpec(name, role, name, engine, {"OMP_NUM_THREADS": str(threads), **secret}),
-    ]
+        engine, store = (command(module, *own, "--stage", str(stage)) for module in ("prefill_node.stage", "kvstore"))
+        return [ProcessSpec(f"{name}-store", "layer-store", name, store, secret), ProcessSpec(name, "stage", name, engine, computing)]
+    engine, store = command(package, *own), command("kvstore", "--node-id", name)
+    return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, role, name, engine, computing)]
 
 
 def _secret(config: ClusterConfig) -> dict[str, str]:

@@ -111,12 +111,18 @@ def test_who_hangs_is_ended(cluster: Cluster, pod: str, name: str, module: str) 
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
 
 
-def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:
+def as_prometheus(cluster: Cluster, directory: Path) -> ssl.SSLContext:
+    """With the certificate that the chart has made for it."""
     for name, content in cluster.secret(f"{RELEASE}-springtide-prometheus").items():
-        (tmp_path / name).write_bytes(content)
+        (directory / name).write_bytes(content)
+    context = ssl.create_default_context(cafile=directory / "ca.crt")
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    return context
+
+
+def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:
+    prometheus = as_prometheus(cluster, tmp_path)
     nobody = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-    prometheus = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-    prometheus.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     for pod, port, series in (
         ("conductor-0", 9400, 'springtide_conductor_instances{ready="true",role="decode"} 1.0'),
         ("gateway-0", 9400, "springtide_gateway_ttft_seconds_bucket"),

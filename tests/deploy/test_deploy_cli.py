@@ -19,7 +19,7 @@ from deploy.ca.authority import addresses_in
 from deploy.local import rundir
 from deploy.local.certificates import OwnCertificates
 from deploy.local.node import StagePlace, stage_place
-from deploy.local.plan import ClusterPaths, client_host, free_port, node_processes, placed, processes, resolve
+from deploy.local.plan import ClusterPaths, client_host, free_port, metrics_ports, node_processes, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
@@ -208,18 +208,31 @@ def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
     assert "valkey" not in [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False)]
 
 
+def test_metrics_are_at_ports_that_are_known_beforehand(tmp_path: Path) -> None:
+    settings = {"prefill": 1, "decode": 1, "server.separate_gateway": True, "conductor.replicas": 2}
+
+    def ports(**own: int) -> dict[str, str]:
+        config = load_config(overrides={**settings, **own}, environ={})
+        specs = processes(config, ClusterPaths(tmp_path), embedded_valkey=False)
+        return {spec.name: spec.command[spec.command.index("--metrics-port") + 1] for spec in specs}
+
+    names = ("prefill-0", "prefill-0-store", "decode-0", "decode-0-store", "conductor-0", "conductor-1", "gateway-0")
+    assert ports(metrics_port=9400) == {name: str(9400 + number) for number, name in enumerate(names)}
+    assert ports() == dict.fromkeys(names, "0")
+
+
 def test_a_stage_on_a_machine_of_its_own_has_a_store_beside_it(tmp_path: Path) -> None:
     """And all of the machine's cores, however many stages there are elsewhere."""
     overrides = {"prefill": 1, "decode": 0, "prefill_node.stages": 8, "prefill_node.spread_stages": True}
     config = load_config(overrides=overrides, environ={})
     assert config.num_engines == 1
-    specs = node_processes("prefill", "long.stage-7", config, ClusterPaths(tmp_path), 7)
+    specs = node_processes("prefill", "long.stage-7", config, ClusterPaths(tmp_path), metrics_ports(config), 7)
     assert [(spec.name, spec.role, spec.member_id) for spec in specs] == [
         ("long.stage-7-store", "layer-store", "long.stage-7"),
         ("long.stage-7", "stage", "long.stage-7"),
     ]
     assert all(spec.command[-2:] == ("--stage", "7") for spec in specs)
-    first = node_processes("prefill", "long", config, ClusterPaths(tmp_path), 0)
+    first = node_processes("prefill", "long", config, ClusterPaths(tmp_path), metrics_ports(config))
     assert [(spec.name, spec.role) for spec in first] == [("long-store", "store"), ("long", "prefill")]
     with pytest.raises(ConfigError, match=r"prefill_node\.spread_stages: each stage is on a node of its own"):
         resolve(config)

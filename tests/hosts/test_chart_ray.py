@@ -9,10 +9,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.deploy.test_deploy_chart_runs import is_whole, stream
+from tests.deploy.test_deploy_chart_runs import as_prometheus, is_whole, stream
 from tests.support.chart import rendered
 from tests.support.chart_pods import Cluster
 from tests.support.kuberay import made_by_kuberay
@@ -33,6 +35,7 @@ RAYS_TIMES = [{"name": "RAY_raylet_start_wait_time_s", "value": "120"}, {"name":
 VALUES = {
     "mode": "ray",
     "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
+    "monitoring": {"podMonitor": {"enabled": True}},
     "gateway": {"replicas": 1, "preStopSeconds": 1, "drainSeconds": 110},
     "prefill": {"threads": 1, "drainSeconds": 1, "extraEnv": RAYS_TIMES},
     "decode": {"replicas": 2, "threads": 1, "drainSeconds": 1, "extraEnv": RAYS_TIMES},
@@ -82,6 +85,19 @@ def test_a_request_is_served_by_nodes_that_ray_has_placed(cluster: Cluster) -> N
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
     wait_until(lambda: ready(cluster) == ["decode", "decode", "prefill"], "all nodes to be there")
     assert [len(engines(cluster, pod)) for pod in ("head-0", "prefill-0", "decode-0", "decode-1")] == [0, 1, 1, 1]
+
+
+def test_prometheus_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:
+    prometheus = as_prometheus(cluster, tmp_path)
+    for pod, port, series in (
+        ("head-0", 9400, "springtide_conductor_instances"),
+        ("prefill-0", 9400, "springtide_prefill_queue_seconds"),
+        ("prefill-0", 9401, "springtide_store_slots"),
+        ("decode-1", 9400, "springtide_decode_step_seconds_bucket"),
+        ("decode-1", 9401, "springtide_store_slots"),
+    ):
+        url = f"https://{cluster.pods[pod].address}:{port}/metrics"
+        assert series in httpx.get(url, verify=prometheus, trust_env=False).text, url
 
 
 def test_a_pod_of_a_pool_goes_without_a_stream_being_lost_and_another_takes_its_place(cluster: Cluster) -> None:

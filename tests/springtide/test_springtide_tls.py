@@ -30,6 +30,7 @@ from springtide.rpc.channels import connect, listen, new_server
 from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
 from springtide.tls import Tls, TlsFiles, accept, cluster_tls
+from tests.support.ports import ReservedPorts
 
 SECRET, CLUSTER = b"a secret of sixteen", "springtide"
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
@@ -295,10 +296,17 @@ async def test_who_keeps_many_connections_to_the_metrics_costs_few_threads_and_k
         writer.close()
 
 
-async def test_metrics_have_the_port_that_was_chosen_for_them(machine: Machine) -> None:
-    port = int(serve_metrics(machine.credentials).rpartition(":")[2])
-    with pytest.raises(ConfigError, match=f"--metrics-port: cannot listen on 127.0.0.1:{port}"):
-        serve_metrics(machine.credentials, port=port)
+async def test_metrics_have_the_port_that_was_chosen_for_them_or_a_free_one(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    reserved = ReservedPorts(1)
+    (port,) = reserved.numbers
+    assert serve_metrics(machine.credentials, port=port) == f"127.0.0.1:{port}"
+    reserved.release()
+    other = serve_metrics(machine.credentials, port=port)
+    assert other != f"127.0.0.1:{port}" and f"127.0.0.1:{port} is in use" in caplog.text
+    async with httpx.AsyncClient(verify=machine.context) as http:
+        assert "python_info" in (await http.get(f"https://{other}/metrics")).text
+    with pytest.raises(ConfigError, match=r"--metrics-port: cannot listen on 192\.0\.2\.1:9400"):
+        serve_metrics(machine.credentials, "192.0.2.1", 9400)
 
 
 async def test_nothing_listens_in_the_clear_where_other_machines_come_in(machine: Machine) -> None:

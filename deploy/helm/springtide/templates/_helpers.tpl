@@ -425,6 +425,7 @@ mode ray, whose gateway serves itself alone, and whose Conductor is one of sever
     {{- $_ := set $own $role (include "springtide.leastReplicas" $pool | int) }}
   {{- end }}
   {{- $_ := set $own "ray" $ray }}
+  {{- $_ := set $own "metrics_port" 9400 }}
 {{- else }}
   {{- if .Values.gateway.tls.existingSecret }}
     {{- $_ := set $own.server "tls_certificate" "/etc/springtide/tls/tls.crt" }}
