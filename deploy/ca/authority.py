@@ -162,7 +162,7 @@ class Authority:
 
     def rotate(self) -> Authority:
         """Another key takes the place of the present one, which is believed until `retire`."""
-        signer = _Signer.new(name_of(self.roots[0]).rpartition(" authority ")[0])
+        signer = _Signer.new(name_of(self.roots[0]).rpartition(" authority")[0])
         links = (self.signer.vouch_for(signer), *self.links)
         following = Authority(self.directory, signer, (signer.vouch_for(signer), *self.roots), links)
         following._write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.ca.authority import Authority, name_of
 from tests.support.chart import CHART, NAMESPACE, RELEASE, Object, rendered
 from tests.support.chart_tools import HELM, helm
 from tests.support.kubernetes_api import KubernetesApi
@@ -124,6 +126,22 @@ def test_a_secret_that_was_deleted_is_another_after_the_next_upgrade(cluster: He
     cluster.upgrade(VALUES)
     changed = {name for name, data in cluster.secrets().items() if data != secrets[name]}
     assert changed == {f"{RELEASE}-springtide-authority", f"{RELEASE}-springtide-prometheus"}
+
+
+def test_an_authority_that_was_replaced_stays_and_prometheus_has_a_certificate_of_it(cluster: Helm, tmp_path: Path) -> None:
+    cluster.install(VALUES)
+    name = f"{RELEASE}-springtide-authority"
+    (tmp_path / "authority.pem").write_bytes(base64.b64decode(cluster.secrets()[name]["authority.pem"]))
+    for change in (Authority.rotate, Authority.retire):
+        authority = change(Authority.open(tmp_path))
+        data = {"authority.pem": base64.b64encode((tmp_path / "authority.pem").read_bytes()).decode()}
+        cluster.api.of_kind("Secret")[name]["data"] = data
+        cluster.upgrade(VALUES)
+        assert cluster.secrets()[name] == data
+        of_prometheus = {key: base64.b64decode(text) for key, text in cluster.secrets()[f"{RELEASE}-springtide-prometheus"].items()}
+        assert of_prometheus["ca.crt"].startswith(authority.bundle)
+        assert authority.vouches_for(of_prometheus["tls.crt"]) is not None
+    assert name_of(authority.roots[0]).startswith(f"{RELEASE}-springtide authority ")
 
 
 def test_what_is_removed_leaves_its_secrets_to_who_comes_back(cluster: Helm) -> None:

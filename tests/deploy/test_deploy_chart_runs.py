@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from deploy.ca.authority import Authority
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import RELEASE, rendered
 from tests.support.chart_pods import PATIENCE_S, Cluster, Pod
@@ -164,6 +165,38 @@ def test_commands_of_the_cluster_are_given_in_a_pod(cluster: Cluster) -> None:
 
     assert re.search(r"prefill-0 +ready", springtide("status")) and re.search(r"decode-0 +ready", springtide("status"))
     springtide("keys", "ls")
+
+
+def test_another_authority_takes_the_place_of_one_while_a_stream_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    name, pods = f"{RELEASE}-springtide-authority", ("valkey-0", "conductor-0", "prefill-0", "decode-0", "gateway-0")
+    (tmp_path / "authority.pem").write_bytes(cluster.secret(name)["authority.pem"])
+
+    def follow() -> None:
+        """Has all pods know of what is in the directory."""
+        cluster.change_secret(name, "authority.pem", (tmp_path / "authority.pem").read_bytes())
+        until = time.monotonic() + PATIENCE_S
+        for pod in pods:
+            command = ("certificates", "cat", "/run/springtide/tls/ca.crt")
+            while cluster.pods[pod].execute(*command).stdout != Authority.open(tmp_path).bundle.decode():
+                assert time.monotonic() < until, pod
+
+    before = as_prometheus(cluster, tmp_path)
+    url = f"https://{cluster.pods['prefill-0'].address}:9400/metrics"
+    lines = stream(cluster.pods["gateway-0"], 400)
+    first = next(lines)
+    with ThreadPoolExecutor() as client:
+        rest = client.submit(list, lines)
+        Authority.open(tmp_path).rotate()
+        follow()
+        assert httpx.get(url, verify=before, trust_env=False).status_code == 200
+        assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
+        Authority.open(tmp_path).retire()
+        follow()
+        assert is_whole([first, *rest.result()])
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url, verify=before, trust_env=False)
+    cluster.start("gateway-2")
+    assert is_whole(list(stream(cluster.pods["gateway-2"], 5)))
 
 
 def test_an_upgrade_to_other_values_replaces_every_pod_and_loses_no_stream(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,7 +82,8 @@ class Pod:
         self.name, self.address = name, network.address
         self.containers: dict[str, Container] = {}
         directory.mkdir(parents=True)
-        self._volumes = {volume: self._make_volume(volume, source) for volume, source in pods.volumes.items()}
+        self._volumes = {volume: self._made(volume) for volume in pods.volumes}
+        self.see(objects)
 
     def start(self) -> None:
         """What comes first, one after another, and then everything else; returns when everything is ready."""
@@ -134,23 +135,35 @@ class Pod:
                 inside = ("nsenter", "--target", str(container.pid), "--mount", "--root", "tee", "/etc/hosts")
                 subprocess.run(inside, input=hosts.encode(), stdout=subprocess.DEVNULL, check=True)
 
-    def _make_volume(self, name: str, volume: Object) -> Path:
-        path = self._directory / "volumes" / name
+    def see(self, objects: Sequence[Object]) -> None:
+        """What is in ConfigMaps and Secrets from now on, in the volumes that are of them."""
+        self._objects = objects
+        for volume, source in self._pods.volumes.items():
+            for name, content in self._content(source):
+                scratch = self._volumes[volume] / f".{name}"
+                scratch.write_bytes(content)
+                scratch.replace(self._volumes[volume] / name)
+
+    def _made(self, volume: str) -> Path:
+        path = self._directory / "volumes" / volume
         path.mkdir(parents=True)
         path.chmod(0o777)
+        return path
+
+    def _content(self, volume: Object) -> Iterator[tuple[str, bytes]]:
+        """The files of a volume, and what is in them."""
         for kind, field, name_field in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
             if (reference := volume.get(field)) is not None:
                 there = self._of(kind, reference[name_field])["data"]
                 for item in reference.get("items", [{"key": key, "path": key} for key in there]):
                     text = there[item["key"]]
-                    (path / item["path"]).write_bytes(text.encode() if kind == "ConfigMap" else base64.b64decode(text))
+                    yield item["path"], text.encode() if kind == "ConfigMap" else base64.b64decode(text)
         for source in volume.get("projected", {}).get("sources", []):
             if "configMap" in source:
                 for item in source["configMap"]["items"]:
-                    (path / item["path"]).write_text(self._of("ConfigMap", source["configMap"]["name"])["data"][item["key"]])
+                    yield item["path"], self._of("ConfigMap", source["configMap"]["name"])["data"][item["key"]].encode()
             elif "serviceAccountToken" in source:
-                (path / source["serviceAccountToken"]["path"]).write_text("a-token-of-the-kubernetes-api")
-        return path
+                yield source["serviceAccountToken"]["path"], b"a-token-of-the-kubernetes-api"
 
     @property
     def _main(self) -> list[Object]:
@@ -260,6 +273,14 @@ class Cluster:
         """What is in it, by key."""
         (found,) = [found for found in of_kind(self._objects, "Secret") if found["metadata"]["name"] == name]
         return {key: base64.b64decode(text) for key, text in found["data"].items()}
+
+    def change_secret(self, name: str, key: str, content: bytes) -> None:
+        """Replaces what is in it under a key; pods that run see that."""
+        (found,) = [found for found in of_kind(self._objects, "Secret") if found["metadata"]["name"] == name]
+        changed = {**found, "data": {**found["data"], key: base64.b64encode(content).decode()}}
+        self._objects = [changed if each is found else each for each in self._objects]
+        for pod in self._all:
+            pod.see(self._objects)
 
     def start(self, *names: str) -> None:
         """Starts pods, which are called like their component and a number, side by side; returns when they are ready. One of the same name

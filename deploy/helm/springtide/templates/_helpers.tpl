@@ -106,7 +106,7 @@ labels:
   {{- end }}
 annotations:
   {{- if eq .component "valkey" }}
-  checksum/scripts: {{ (.root.Files.Glob "files/valkey*.py").AsConfig | sha256sum }}
+  checksum/scripts: {{ (.root.Files.Glob "files/{valkey*,certificates}.py").AsConfig | sha256sum }}
   {{- else }}
   # What pods have read at their start is other when this is: they are replaced, but for those of a RayCluster.
   checksum/configuration: {{ printf "%s%s" (include "springtide.config" (dict "root" .root "head" (eq .component "head"))) ((.root.Files.Glob "files/*.py").AsConfig) | sha256sum }}
@@ -132,16 +132,16 @@ annotations:
   valueFrom: {secretKeyRef: {name: {{ include "springtide.secretName" . }}, key: cluster-secret}}
 {{- end -}}
 
-{{/* Stays, and makes another certificate long before one expires; what it is made with is seen by nobody else in the pod. (dict "root" $), and
-"name" where the pod is called by another than its own. */}}
+{{/* Stays, and makes another certificate long before one expires, and when the authority is another; what it is made with is seen by nobody
+else in the pod. (dict "root" $), and "name" where the pod is called by another than its own. */}}
 {{- define "springtide.certificates" -}}
-{{- $others := ternary (printf " --address %s" .name) "" (hasKey . "name") -}}
+{{- $names := ternary (list "$(POD_IP)" .name) (list "$(POD_IP)") (hasKey . "name") -}}
 {{- with .root -}}
 - name: certificates
   image: {{ include "springtide.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   restartPolicy: Always
-  command: ["tini", "-g", "--", "sh", "-c", "while springtide ca issue $POD_NAME --address $POD_IP{{ $others }} --dir /etc/springtide/authority --out /run/springtide/tls; do sleep {{ .Values.tls.renewSeconds }}; done"]
+  command: {{ concat (list "tini" "--" "python" "/etc/springtide/scripts/certificates.py" "/etc/springtide/authority" "/run/springtide/tls" (toString .Values.tls.renewSeconds) "$(POD_NAME)") $names | toJson }}
   env: {{ include "springtide.environment" . | nindent 4 }}
   startupProbe:
     exec: {command: ["test", "-e", "/run/springtide/tls/tls.crt"]}
@@ -151,6 +151,7 @@ annotations:
   securityContext: {{ include "springtide.containerSecurityContext" . | nindent 4 }}
   volumeMounts:
     - {name: authority, mountPath: /etc/springtide/authority, readOnly: true}
+    - {name: scripts, mountPath: /etc/springtide/scripts, readOnly: true}
     - {name: run, mountPath: /run/springtide}
     - {name: tmp, mountPath: /tmp}
 {{- end }}
