@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,8 +27,6 @@ from tests.support.netns import Plugged, Switch, Unavailable
 PATIENCE_S = 120.0
 TINI = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 ROOT = "/mnt/root"
-API_NAME = "kubernetes.default"
-"""By which pods know this machine."""
 CODE = "/srv/springtide"
 """Where a container has this repository, which may lie below something that it mounts."""
 MOUNTED = "/tmp"
@@ -158,12 +156,6 @@ class Pod:
                 for item in reference.get("items", [{"key": key, "path": key} for key in there]):
                     text = there[item["key"]]
                     yield item["path"], text.encode() if kind == "ConfigMap" else base64.b64decode(text)
-        for source in volume.get("projected", {}).get("sources", []):
-            if "configMap" in source:
-                for item in source["configMap"]["items"]:
-                    yield item["path"], self._of("ConfigMap", source["configMap"]["name"])["data"][item["key"]].encode()
-            elif "serviceAccountToken" in source:
-                yield source["serviceAccountToken"]["path"], b"a-token-of-the-kubernetes-api"
 
     @property
     def _main(self) -> list[Object]:
@@ -250,14 +242,14 @@ class Pod:
 class Cluster:
     """The chart's pods, as many as are started."""
 
-    def __init__(self, objects: Sequence[Object], directory: Path, on_pod: Callable[[Pod], None] = lambda _: None) -> None:
-        """`on_pod` is told of each pod before it starts. Raises netns.Unavailable."""
+    def __init__(self, objects: Sequence[Object], directory: Path) -> None:
+        """Raises netns.Unavailable."""
         if Path(sys.prefix).is_relative_to(MOUNTED):
             raise Unavailable(f"this environment lies below {MOUNTED}, where each container has a volume of its own")
-        self._objects, self._directory, self._on_pod = objects, directory, on_pod
+        self._objects, self._directory = objects, directory
         self._all: list[Pod] = []
         self._switch = Switch()
-        self._hosts = {"localhost": "127.0.0.1", API_NAME: self._switch.here}
+        self._hosts = {"localhost": "127.0.0.1"}
         self.pods: dict[str, Pod] = {}
 
     def upgrade(self, objects: Sequence[Object]) -> None:
@@ -303,7 +295,6 @@ class Cluster:
         pod = Pod(pods, name, network, self._objects, self._hosts_file, self._directory / str(len(self._all)))
         self._all.append(pod)
         self.pods[name] = pod
-        self._on_pod(pod)
         return pod
 
     @property
