@@ -163,7 +163,8 @@ def test_commands_of_the_cluster_are_given_in_a_pod(cluster: Cluster) -> None:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    assert re.search(r"prefill-0 +ready", springtide("status")) and re.search(r"decode-0 +ready", springtide("status"))
+    said = springtide("status")
+    assert re.search(r"prefill-0 +ready", said) and re.search(r"decode-0 +ready", said)
     springtide("keys", "ls")
 
 
