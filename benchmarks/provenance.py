@@ -37,6 +37,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "kvstore": _STORE,
     "messenger": ("springtide", "messenger"),
     "replay": _CORES,
+    "room": _CLUSTER,
     "scaling": _CLUSTER,
     "serve": _CLUSTER,
     "setup": (*_CLUSTER, "tests", "Makefile", "pyproject.toml", "constraints.txt"),
