@@ -184,10 +184,10 @@ class _Exchange:
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             if order.stream:
-                # Headers go out before there is a token: a refusal at the last admission check is an event of the stream. So is one that
-                # takes longer than a stream may be silent, as of who waits for idle capacity.
+                # Headers go out before there is a token: a refusal at the last admission check is an event of the stream. So is one of who
+                # waits for idle capacity longer than a stream may be silent; others are placed or refused soon.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._ping_s(order)):
+                    async with asyncio.timeout(self._ping_s(order) if order.request.terms.idle else None):
                         await answer.accepted()
                 return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
             whole = await answer.whole()

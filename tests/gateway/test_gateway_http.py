@@ -271,6 +271,10 @@ async def test_a_stream_that_waits_to_be_placed_says_that_it_lives_and_how_that_
             async with http.stream("POST", CHAT, json=chat(stream=True, service_tier="flex", deadline_ms=200)) as response:
                 said = [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {")]
             assert response.status_code == 200 and "deadline" in said[-1]["error"]["message"]
+            nobody = conductor_pb2.Rejection(reason=conductor_pb2.REASON_NO_PREFILL, message="no prefill instance is ready")
+            cluster.conductor.rejections += 50 * [nobody]
+            refused = await http.post(CHAT, json=chat(stream=True, deadline_ms=200))
+            assert refused.status_code == 504, "who does not wait for idle capacity is refused before a stream begins"
     finally:
         await gateway.close()
 
