@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 
@@ -100,7 +100,7 @@ class Clients:
 
     async def _read_events(self, exchange: Exchange, dialect: Dialect, response: httpx.Response) -> None:
         events = 0
-        async for line in response.aiter_lines():
+        async for line in _lines(response):
             if not line.startswith(_DATA):
                 continue
             if exchange.dones or exchange.errors:
@@ -116,6 +116,15 @@ class Clients:
                 return
         if dialect.ends_by_closing and not exchange.errors:
             exchange.dones += 1
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Of a stream of events. httpx would end them at U+0085 and U+2028 too, which may be in what is said."""
+    begun = b""
+    async for received in response.aiter_bytes():
+        *whole, begun = (begun + received).split(b"\n")
+        for line in whole:
+            yield line.decode().removesuffix("\r")
 
 
 def _take(exchange: Exchange, told: Told) -> None:
