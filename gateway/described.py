@@ -23,8 +23,7 @@ ANY_OBJECT: Json = {"type": "object"}
 REFUSALS = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 """With which any operation may be refused."""
 ALSO: Mapping[str, int] = MappingProxyType({"/v1/batches/{batch_id}/cancel": 409})
-
-
+"""One operation's own, beside these."""
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 

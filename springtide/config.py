@@ -577,6 +577,13 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
+def replace_private(path: Path, text: str) -> None:
+    """The same in one step: who reads it meanwhile has the old file or the new one, whole."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    write_private(scratch, text)
+    scratch.replace(path)
+
+
 def load_config(
     path: Path | None = None,
     overrides: dict[str, Any] | None = None,

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from springtide.config import write_private
+from springtide.config import replace_private
 from springtide.errors import ConfigError, InvalidRequest
 
 AUTHORITY_LIFE = datetime.timedelta(days=3650)
@@ -158,7 +158,7 @@ class Authority:
     def revoke(self, name: str) -> None:
         """What was made for a machine of this name until now is worth nothing to the head any more; what is made for another from here on
         is."""
-        _write_anew(self.directory / _REVOKED_FILE, json.dumps({**revoked(self.directory), name: _now().timestamp()}))
+        replace_private(self.directory / _REVOKED_FILE, json.dumps({**revoked(self.directory), name: _now().timestamp()}))
 
     def rotate(self) -> Authority:
         """Another key takes the place of the present one, which is believed until `retire`."""
@@ -176,7 +176,7 @@ class Authority:
 
     def _write(self) -> None:
         certificates = b"".join(map(_pem, (*self.roots, *self.links)))
-        _write_anew(self.directory / _FILE, (key_pem(self.signer.key) + certificates).decode())
+        replace_private(self.directory / _FILE, (key_pem(self.signer.key) + certificates).decode())
         (self.directory / _PUBLIC_FILE).write_bytes(self.bundle)
 
 
@@ -278,12 +278,6 @@ def fingerprint_of(key: object) -> str:
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-
-
-def _write_anew(path: Path, text: str) -> None:
-    scratch = path.with_name(f"{path.name}.tmp")
-    write_private(scratch, text)
-    scratch.replace(path)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

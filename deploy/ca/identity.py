@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from deploy.ca.authority import Authority, addresses_in, new_request
-from springtide.config import TlsConfig, write_private
+from springtide.config import TlsConfig, replace_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ class Identity:
         """Writes them, each in one step, and what is believed first: until the last is written, the processes go on with the old ones."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content in ((self.authorities, authorities), (self.key, key), (self.certificate, chain)):
-            scratch = path.with_suffix(".tmp")
-            write_private(scratch, content.decode())
-            scratch.replace(path)
+            replace_private(path, content.decode())
 
     def is_there(self, addresses: Sequence[str], authorities: bytes, now: datetime.datetime) -> bool:
         """Whether they are, name these addresses, believe these authorities, and need not be renewed yet. A key and another's certificate,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from springtide.config import TlsConfig, write_private
+from springtide.config import TlsConfig, replace_private
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError, Unavailable
 from springtide.tls import cluster_tls
@@ -158,10 +158,7 @@ def _holder(run_dir: Path) -> str:
 
 
 def write_record(record: ClusterRecord) -> None:
-    path = _record_path(record.pid)
-    scratch = path.with_suffix(".tmp")
-    write_private(scratch, json.dumps(asdict(record)))
-    scratch.replace(path)
+    replace_private(_record_path(record.pid), json.dumps(asdict(record)))
 
 
 def _remove(pid: int, run_dir: Path, temporary: bool) -> None:

@@ -97,6 +97,8 @@ def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
             for role in (Role.PREFILL, Role.DECODE)
         }
         assert [e.instance_id for e in alternatives.prefills] == [i.ref.instance_id for i in ready[Role.PREFILL]]
+        queues_ms = [instance.queue_ms(now) for instance in ready[Role.PREFILL]]
+        assert core.scheduler.ready_prefills().instances.queue_ms_at(now).tolist() == pytest.approx(queues_ms)
         assert [e.instance_id for e in alternatives.decodes] == [i.ref.instance_id for i in ready[Role.DECODE]]
         for instance, prefill in zip(ready[Role.PREFILL], alternatives.prefills, strict=True):
             cost = instance.load.prefill_cost

@@ -19,8 +19,7 @@ import pytest
 from deploy.ca.authority import Authority
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import RELEASE, rendered
-from tests.support.chart_pods import PATIENCE_S, Cluster, Pod
-from tests.support.netns import Unavailable
+from tests.support.chart_pods import PATIENCE_S, Cluster, Pod, one_of_each
 
 VALUES = {
     "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
@@ -41,16 +40,8 @@ pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="wants root"), pytest
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster(rendered(VALUES), tmp_path_factory.mktemp("pods"))
-    except Unavailable as error:
-        pytest.skip(str(error))
-    try:
-        cluster.start("valkey-0")
-        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
+    with one_of_each(rendered(VALUES), tmp_path_factory.mktemp("pods")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def model_of(gateway: Pod) -> str:

@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.chart import Object, rendered
-from tests.support.chart_pods import Cluster
-from tests.support.netns import Unavailable
+from tests.support.chart_pods import Cluster, one_of_each
 
 KEY = "sk-of-the-test"
 VALUES: dict[str, Any] = {
@@ -53,16 +52,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, secrets: list[Object]) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster([*rendered(VALUES), *secrets], tmp_path_factory.mktemp("pods"))
-    except Unavailable as error:
-        pytest.skip(str(error))
-    try:
-        cluster.start("valkey-0")
-        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
+    with one_of_each([*rendered(VALUES), *secrets], tmp_path_factory.mktemp("pods")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def of_test_pod(cluster: Cluster, name: str) -> tuple[int, str]:

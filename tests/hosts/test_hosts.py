@@ -28,7 +28,7 @@ from springtide.rpc.authentication import TOKEN_KEY
 from tests.support.balancer import Balancer
 from tests.support.cluster import members_of, metric_at
 from tests.support.generate import generate
-from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until
+from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until, with_settings
 from tests.support.netns import Unavailable
 from tests.support.reference import Reference, random_prompt
 
@@ -148,22 +148,12 @@ def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFa
 
 
 def started(hosts: Hosts, model: Path) -> Fleet:
-    settings = {
-        "model": str(model),
-        "served_model_name": MODEL,
-        "dtype": "float32",
-        "device": "cpu",
-        "kv.block_tokens": 16,
-        "kv.arena_size": "64MiB",
-        "conductor.admission": "baseline",
+    given = with_settings(
+        model,
+        MODEL,
         # Who leads goes on deciding for so long while Valkey, which is the head's, is started anew.
-        "conductor.leader_lease_s": 10.0,
-        "prefill_node.threads": 1,
-        "decode_node.threads": 1,
-        "drain_s": DRAIN_S,
-        "tls.names": f"[{HEAD_NAME}]",
-    }
-    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        {"conductor.leader_lease_s": 10.0, "drain_s": DRAIN_S},
+    )
     place = ("--address", hosts.head.address, "--host", "0.0.0.0", "--prefill", "0", "--decode", "0")
     fleet = Fleet(hosts, {"head": Running(hosts.head, "head", "up", *place, *given)})
     fleet.head.start()

@@ -15,7 +15,7 @@ import pytest
 from springtide.protocol.status import InstanceStatus
 from tests.support.cluster import members_of, status_of
 from tests.support.generate import generate
-from tests.support.hosts import HEAD_NAME, Hosts, Running, wait_until
+from tests.support.hosts import HEAD_NAME, Hosts, Running, wait_until, with_settings
 from tests.support.netns import Unavailable
 from tests.support.reference import Reference, random_prompt
 
@@ -69,20 +69,7 @@ def group(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gro
 
 
 def started(hosts: Hosts, model: Path) -> Group:
-    settings = {
-        "model": str(model),
-        "served_model_name": MODEL,
-        "dtype": "float32",
-        "device": "cpu",
-        "kv.block_tokens": 16,
-        "kv.arena_size": "64MiB",
-        "conductor.admission": "baseline",
-        "prefill_node.threads": 1,
-        "prefill_node.chunk_tokens": 64,
-        "decode_node.threads": 1,
-        "tls.names": f"[{HEAD_NAME}]",
-    }
-    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    given = with_settings(model, MODEL, {"prefill_node.chunk_tokens": 64})
     place = ("--address", hosts.head.address, "--host", "0.0.0.0", "--prefill", "0", "--decode", "1")
     head = Running(hosts.head, "head", "up", *place, *given)
     head.start()

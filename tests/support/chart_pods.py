@@ -15,10 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
@@ -310,3 +312,18 @@ class Cluster:
         for pod in self._all:
             pod.close()
         self._switch.close()
+
+
+@contextmanager
+def one_of_each(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
+    """A cluster with a pod of each kind. Skips the test where there can be none."""
+    try:
+        cluster = Cluster(objects, directory)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    try:
+        cluster.start("valkey-0")
+        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
+        yield cluster
+    finally:
+        cluster.close()

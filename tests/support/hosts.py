@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -219,3 +219,21 @@ def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str]
     for _ in _until(what, more):
         if condition():
             return
+
+
+def with_settings(model: Path, served_name: str, more: Mapping[str, object]) -> list[str]:
+    """A command's words that set what suits small models on machines of little, and more."""
+    settings = {
+        "model": model,
+        "served_model_name": served_name,
+        "dtype": "float32",
+        "device": "cpu",
+        "kv.block_tokens": 16,
+        "kv.arena_size": "64MiB",
+        "conductor.admission": "baseline",
+        "prefill_node.threads": 1,
+        "decode_node.threads": 1,
+        "tls.names": f"[{HEAD_NAME}]",
+        **more,
+    }
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

@@ -41,6 +41,10 @@ class PrefillInstances(StructuredArray):
     ssd_read_ms_per_block: Floats
     slots_total: Ints
 
+    def queue_ms_at(self, now: float) -> Floats:
+        """[instances] as `Instance.queue_ms`, all at once."""
+        return np.asarray(np.maximum(self.queue_ms - 1000.0 * (now - self.reported_at), 0.0) + self.placed_ms)
+
 
 class DecodeInstances(StructuredArray):
     """What decode instances are estimated from."""

@@ -162,7 +162,7 @@ class ReplicationPlanner:
     def _prefills(self, now: float) -> _Prefills:
         ready, instances = self._ready(), self._state.instances
         columns, names = ready.instances, ready.instance_ids
-        queue_ms = np.maximum(columns.queue_ms - 1000.0 * (now - columns.reported_at), 0.0) + columns.placed_ms
+        queue_ms = columns.queue_ms_at(now)
         rows = sorted(range(len(names)), key=list(zip(queue_ms.tolist(), names, strict=True)).__getitem__)
         return _Prefills([instances[names[row]] for row in rows], PrefillInstances(columns.rows[rows]), queue_ms[rows])
 
