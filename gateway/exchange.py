@@ -38,6 +38,7 @@ PING = b": ping\n\n"
 """A comment, which clients pass over."""
 _PIECES_AT_ONCE = 4
 _BYTES_AT_ONCE = 16 << 10
+_UNICODE_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _THEIR_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 """What of an id that a client gives its request is given back."""
 
@@ -311,8 +312,9 @@ class _Stream(Response):
 
 
 def dump(data: Json | list[Any]) -> str:
-    """JSON text as it goes over the wire."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    """JSON text as it goes over the wire, a line also to those for whom more ends a line than server-sent events and JSON Lines say."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return text if text.isascii() else _UNICODE_LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
 
 
 def server_sent(data: Json, event: str = "") -> bytes:

@@ -20,7 +20,7 @@ from tests.chaos.injectors import Nemesis, mount_disk, wake
 from tests.chaos.observe import Observer
 from tests.chaos.plan import Round, plan
 from tests.chaos.reference import calm_answers
-from tests.chaos.shapes import CALM, MODEL, SSD_BYTES, Shape
+from tests.chaos.shapes import MODEL, SSD_BYTES, Shape
 from tests.chaos.workload import Item, catalogue, flood
 from tests.support.models import make_tiny_llama
 
@@ -82,7 +82,7 @@ class Run:
 
     async def _reference(self, model: Path) -> dict[str, Answer]:
         began_at = time.monotonic()
-        with ClusterUnderTest(CALM, model, self._directory / "calm") as cluster:
+        with ClusterUnderTest(self._shape.calm, model, self._directory / "calm") as cluster:
             clients = Clients(cluster.urls, time.monotonic, self._limits.end_s)
             try:
                 answers = await calm_answers(clients, "gateway-0", self._items)

@@ -45,6 +45,12 @@ class Shape:
         return settings
 
     @property
+    def calm(self) -> Shape:
+        """Whose answers are the reference. It has as many ranks: where two tokens are equally likely, the order of their sums decides."""
+        ranks = {section: {"tensor_parallel": self._get(section, "tensor_parallel", 1)} for section in ("prefill_node", "decode_node")}
+        return Shape("calm", {"prefill": 1, "decode": 1, **ranks})
+
+    @property
     def topology(self) -> Topology:
         separate = bool(self._get("server", "separate_gateway", False)) or len(self._conductors) > 1
         return Topology(
@@ -100,9 +106,6 @@ def base_settings(model: Path, run_dir: Path) -> dict[str, Any]:
         "conductor": {"admission": "baseline"},
     }
 
-
-CALM = Shape("calm", {"prefill": 1, "decode": 1})
-"""Its answers are the reference."""
 
 SHAPES = (
     Shape("plain", {"server": {"separate_gateway": True}}),

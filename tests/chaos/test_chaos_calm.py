@@ -15,11 +15,12 @@ from tests.chaos.cluster import ClusterUnderTest
 from tests.chaos.history import History, Limits
 from tests.chaos.observe import Observer
 from tests.chaos.reference import calm_answers
-from tests.chaos.shapes import CALM, MODEL
+from tests.chaos.shapes import MODEL, Shape
 from tests.chaos.workload import KINDS, Item, catalogue, wrong_requests
 from tests.support.models import make_tiny_llama
 
 GATEWAY = "gateway-0"
+CALM = Shape("plain").calm
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,14 @@ def test_everything_is_taken_back_before_its_round_ends(seed: int) -> None:
             assert fault.at_s + fault.for_s <= one.lasts_s + 0.1
 
 
+def test_the_reference_is_of_as_many_ranks_and_of_nothing_else_that_a_shape_has() -> None:
+    shape = named("ranks+tiny")
+    assert shape.calm.settings == {**shape.calm.settings, "prefill_node": {"tensor_parallel": 2}, "decode_node": {"tensor_parallel": 2}}
+    assert "kv" not in shape.calm.settings
+    assert shape.calm.topology.decode == ("decode-0",)
+    assert named("stages").calm == named("plain").calm
+
+
 def test_rounds_fill_the_time_that_was_asked_for() -> None:
     for minutes in (1, 3, 10):
         rounds = plan(1, TARGETS, minutes)

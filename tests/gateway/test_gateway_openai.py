@@ -9,6 +9,7 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.exchange import server_sent
 from gateway.openai.answers import ChatFormat, CompletionFormat
 from gateway.output import Content, Delta, Ending, PlacedToken, gathered
 from springtide.protocol import wire
@@ -30,6 +31,14 @@ async def test_a_chat_answer_has_text_usage_and_a_reason(client: openai.AsyncOpe
     assert answer.usage.completion_tokens == len(tokenizer.encode(TEXT))
     assert answer.usage.prompt_tokens_details is not None and answer.usage.prompt_tokens_details.cached_tokens == 7
     assert cluster.idle
+
+
+def test_an_event_is_one_line_also_to_clients_that_split_at_unicodes_ends_of_lines() -> None:
+    text = "a\x85b\u2028c\u2029d ä"
+    event = server_sent({"text": text}).decode()
+    data, end = event.splitlines()
+    assert (json.loads(data.removeprefix("data: ")), end) == ({"text": text}, "")
+    assert "ä" in event
 
 
 async def test_a_stream_says_the_same_with_usage_at_its_end(client: openai.AsyncOpenAI) -> None:
