@@ -1,5 +1,5 @@
 """Tasks and their ends: those that go on for as long as what made them, those of which the first to end ends the others, those that are all
-waited for, and those that may forget that they were cancelled."""
+waited for, those that come to their end though they are cancelled, and those that may forget that they were."""
 
 from __future__ import annotations
 
@@ -78,6 +78,22 @@ async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     if errors:
         raise errors[0]
     return [task.result() for task in tasks]
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """What `work`, that has to come to its end, comes to. Cancelled from outside, this ends as cancelled, but only then."""
+    task = asyncio.ensure_future(work)
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as cancelled:
+            interrupted = cancelled
+    if interrupted is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("what was to come to its end has failed: %s", error, exc_info=error)
+        raise interrupted
+    return task.result()
 
 
 async def persevere(attempt: Callable[[], Awaitable[T]], waiting_for: str, every_s: float, *errors: type[Exception]) -> T:

@@ -35,6 +35,7 @@ from springtide.protocol.stages import (
 )
 from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
 from springtide.rpc import stage_pb2
+from springtide.supervision import uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class StageSession:
                     raise report
                 await report_to(STAGE_REPORT.encode(report))
         finally:
-            await self._end()
+            # Who is gone has ended the orders, and cancels this a moment later.
+            await uninterrupted(self._end())
 
     async def _begin(self) -> GroupJoined:
         join = self._join

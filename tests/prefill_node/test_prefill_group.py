@@ -25,6 +25,9 @@ import pytest
 from engine.batch import SequenceChunk
 from engine.formats.files import describe
 from engine.runner import ModelRunner
+from kvstore.link import engine_identity
+from kvstore.server.shared.arena import Attachments
+from messenger.arena_memory import FdServer, SharedMemory
 from messenger.tcp.transport import TcpTransport
 from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread
@@ -40,14 +43,14 @@ from prefill_node.stage.process import StageServer
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.process import ProcessArguments
 from springtide.protocol import storage
 from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.stages import LoadLayers
-from springtide.protocol.wire import LOAD_LAYERS
-from springtide.rpc import node_pb2
+from springtide.protocol.stages import JoinGroup, LoadLayers
+from springtide.protocol.wire import LOAD_LAYERS, STAGE_ORDER
+from springtide.rpc import node_pb2, stage_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
@@ -380,6 +383,41 @@ async def test_a_stage_loads_once_though_whoever_asked_for_it_is_gone(tmp_path: 
     asked.cancel()
     await stage.Load(order, None)
     assert len(began) == 1
+    await stage.close()
+    await thread.close()
+
+
+async def test_a_stage_lets_go_of_the_arena_though_its_call_is_cancelled_while_its_session_ends(tmp_path: Path, model: Path) -> None:
+    """As it is when the group's first stage is lost: its orders end, and a moment later its call is cancelled."""
+    thread, arguments = ModelThread(1), _arguments(tmp_path, model, stages=2)
+    stage, engine = StageServer(arguments, thread), engine_identity("prefill-0", Incarnation(7))
+    await stage.Load(LOAD_LAYERS.encode(LoadLayers(2, 4, 2)), None)
+    spec = arguments.model_info.kv_spec(arguments.config.dtype, arguments.config.kv.block_tokens)
+    memory, attachments = SharedMemory.create(8, spec.bytes_per_slot, Incarnation(7)), Attachments()
+    server, over, computed = FdServer(memory, arguments.arena_socket, attachments.serve), asyncio.Event(), threading.Event()
+    await server.start()
+
+    async def orders() -> AsyncIterator[stage_pb2.StageOrder]:
+        yield STAGE_ORDER.encode(JoinGroup(InstanceId("prefill-0"), 8, Incarnation(7)))
+        await over.wait()
+
+    context = mock.Mock(write=mock.AsyncMock())
+    call = asyncio.create_task(stage.Serve(orders(), context))
+    await until(lambda: context.write.called)
+    assert not await attachments.has_let_go(engine)
+    thread.run(computed.wait)
+    over.set()
+    await asyncio.sleep(0.05)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    assert not await attachments.has_let_go(engine), "it may still be writing"
+    computed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0.05)
+    assert await attachments.has_let_go(engine)
+    await server.close()
+    memory.close()
     await stage.close()
     await thread.close()
 

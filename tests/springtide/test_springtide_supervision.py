@@ -6,7 +6,7 @@ import pytest
 
 from springtide import supervision
 from springtide.errors import PeerLost
-from springtide.supervision import first_of, heeds_cancellation, persevere, supervised
+from springtide.supervision import first_of, heeds_cancellation, persevere, supervised, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -219,3 +219,42 @@ async def test_what_has_other_reasons_is_not_tried_again() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         await persevere(attempt, "a friend", 0.0, PeerLost)
+
+
+async def test_what_has_to_come_to_its_end_does_so_however_often_it_is_cancelled(works: Works) -> None:
+    ended = asyncio.Event()
+
+    async def work() -> str:
+        await ended.wait()
+        works.noted.append("ended")
+        return "done"
+
+    assert await asyncio.gather(uninterrupted(work()), _set_soon(ended)) == ["done", None]
+    ended.clear()
+    task = asyncio.create_task(uninterrupted(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    ended.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert works.noted == ["ended", "ended"]
+
+
+async def test_what_comes_to_its_end_with_an_error_raises_it_or_logs_it_where_it_was_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(PeerLost, match="gone"):
+        await uninterrupted(failing(PeerLost("gone")))
+    assert not caplog.records
+    task = asyncio.create_task(uninterrupted(failing(PeerLost("gone, too"))))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "gone, too" in caplog.text
+
+
+async def _set_soon(event: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    event.set()
