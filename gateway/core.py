@@ -296,10 +296,11 @@ class GatewayCore:
         return self._wait_for_somebody(state, self._limits.scheduler_wait_s, event.message, now)
 
     def _wait_for_somebody(self, state: RequestState, new_patience_s: float, message: str, now: float) -> list[ev.Action]:
-        """There is no node, or nobody who decides. `new_patience_s`: of a request that has not been accepted yet."""
+        """There is no node, or nobody who decides. `new_patience_s`: of a request that has not been accepted yet, and has no time."""
         self._unserved[state.generation.request_id] = None
         pause_s = max(len(self._unserved) / self._limits.asked_per_s, _LEAST_PAUSE_S)
-        return self._wait(state, self._limits.capacity_wait_s if state.accepted else new_patience_s, pause_s, message, now)
+        patient = state.accepted or state.generation.terms.idle
+        return self._wait(state, self._limits.capacity_wait_s if patient else new_patience_s, pause_s, message, now)
 
     def _wait_for_capacity(self, state: RequestState, message: str, now: float) -> list[ev.Action]:
         """There are nodes, but none that it can go to."""

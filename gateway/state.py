@@ -22,11 +22,11 @@ class Limits:
     max_attempts: int = 6
     """Consecutive attempts that lost a node, without a token from the decode side, after which a request is given up."""
     capacity_wait_s: float = 60.0
-    """How long an accepted request waits for instances to come back."""
+    """How long an accepted request, or one in idle capacity, waits for instances or the Conductor to come back."""
     arrival_wait_s: float = 30.0
-    """The same for a request that has not been accepted yet."""
+    """How long another waits for instances."""
     scheduler_wait_s: float = 10.0
-    """How long a request that has not been accepted yet waits for the Conductor to come back."""
+    """And for the Conductor."""
     asked_per_s: float = 20.0
     """How often all requests together that nobody is there for ask whether somebody has come."""
     crowded_pause_s: float = 0.05

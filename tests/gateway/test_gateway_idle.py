@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway_world import assignment, generation, new_core
+import pytest
+from gateway_world import LIMITS, assignment, generation, new_core
 
 from gateway import events as ev
 from gateway.idle_line import LONGEST_PAUSE_S
@@ -55,6 +56,19 @@ def test_however_long_there_is_none_the_request_waits() -> None:
         assert not any(isinstance(action, ev.Terminal) for action in line.did)
         line.wait()
     assert line.now > 4900 and set(line.asked) == {f"r0.{tries}" for tries in range(1, 5002)}
+
+
+def test_a_request_that_has_time_waits_for_a_conductor_or_a_node_as_long_as_one_that_was_accepted() -> None:
+    """Its stream may have begun already."""
+    nobody = Rejection(Reason.NO_DECODE, "no decode node is ready", 1.0)
+    for lack in (lambda name: ev.SchedulerUnreachable(name, "it did not answer"), lambda name: ev.Rejected(name, nobody)):
+        line = Line()
+        line.refuse()
+        line.wait()
+        begun = line.now
+        while not any(isinstance(action, ev.Terminal) for action in line.feed(lack(AttemptId(line.asked[-1])))):
+            line.wait()
+        assert line.now - begun == pytest.approx(LIMITS.capacity_wait_s)
 
 
 def test_pauses_grow_up_to_a_second() -> None:
