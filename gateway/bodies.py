@@ -29,6 +29,8 @@ _RETRY_AFTER_S = 1.0
 _HELD_BODIES = 8
 """How many of the largest bodies may be held at once; of smaller ones, more."""
 
+MAX_DEPTH = 128
+"""Of lists and objects in what a field of a body may be."""
 INLINE_BYTES = 4096
 """Requests up to here are done with sooner than a thread takes to begin."""
 UNKNOWN_BYTES = INLINE_BYTES + 1
@@ -271,11 +273,30 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
         raise InvalidRequest(f"the body is not valid JSON: not UTF-8 at byte {error.start}", code="invalid_json") from None
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}", code="invalid_json") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep("the body") from None
+    except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON here: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise _not_an_object()
+    if sum(raw.count(mark) for mark in _OPENINGS) > MAX_DEPTH:
+        for name, value in document.items():
+            check_depth(value, name)
     return validated(document, model)
+
+
+def check_depth(value: Any, name: str) -> None:
+    """Raises InvalidRequest: what is written again, by templates and in answers, must be within Python's recursion."""
+    inner = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [one for outer in inner if isinstance(outer, dict | list) for one in (outer.values() if isinstance(outer, dict) else outer)]
+        if not inner:
+            return
+    raise _too_deep(name)
+
+
+def _too_deep(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} deep", param=name, code="nested_too_deeply")
 
 
 def validated(document: dict[str, Any], model: type[BodyT]) -> BodyT:
@@ -311,8 +332,8 @@ def explained(problem: ErrorDetails, within: str = "") -> InvalidRequest:
 def _dotted(location: Sequence[str | int]) -> str:
     path = ""
     for part in location:
-        if isinstance(part, str) and part.startswith("<"):
-            # One of several kinds that a value may be of, which is no field.
+        if isinstance(part, str) and (part.startswith("<") or part == "[key]"):
+            # One of several kinds that a value may be of, or what is wrong with a field's name: no field.
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
@@ -322,7 +343,8 @@ def _not_an_object() -> InvalidRequest:
     return InvalidRequest("the body must be a JSON object, sent with content-type application/json", code="invalid_body")
 
 
-_MARKS = tuple(mark.to_bytes() for mark in b",:[{")
+_OPENINGS = (b"[", b"{")
+_MARKS = (b",", b":", *_OPENINGS)
 
 
 def has_more_values(raw: bytes, limit: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
@@ -323,14 +323,15 @@ def server_sent(data: Json, event: str = "") -> bytes:
     return f"{name}data: {dump(data)}\n\n".encode()
 
 
-def error_response(error: SpringtideError, body: Json) -> JSONResponse:
+def error_response(error: SpringtideError, body: Json) -> Response:
     """A whole answer that tells of an error in an API's own words."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(body, status_code=error.http_status, headers=headers)
+    # In ASCII: what it names may be what no UTF-8 can write, half a surrogate pair.
+    return Response(json.dumps(body), status_code=error.http_status, headers=headers, media_type="application/json")
 
 
 async def _in_turns(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -20,6 +20,7 @@ from gateway.api_request import (
     ToolChoice,
     ToolMode,
 )
+from gateway.bodies import check_depth
 from gateway.fields import json_value
 from gateway.prepare import (
     MAX_BAD_WORDS,
@@ -155,6 +156,7 @@ def _json_object(text: str, field: str) -> dict[str, Any]:
         raise InvalidRequest(f"{field} is not valid JSON: {error}", param=field) from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{field} must be the JSON text of an object", param=field)
+    check_depth(value, field)
     return value
 
 

@@ -202,7 +202,7 @@ def _told(error: SpringtideError, path: str, headers: Headers, request_id: str =
     return openai_error(error, request_id)
 
 
-async def _on_springtide_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_springtide_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpringtideError)
     return error_response(error, _told(error, request.url.path, request.headers))
 
@@ -214,7 +214,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     return JSONResponse(_told(refusal, request.url.path, request.headers), status_code=error.status_code, headers=error.headers)
 
 
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+async def _on_bug(request: Request, error: Exception) -> Response:
     # Starlette raises it again afterwards, so that the server logs it with its traceback.
     bug = internal_error()
     return error_response(bug, _told(bug, request.url.path, request.headers))

@@ -199,14 +199,14 @@ class Preparer:
         try:
             return self._prepared(request, origin)
         except InvalidRequest as error:
-            raise _in_the_clients_words(error, request) from None
+            raise in_the_clients_words(error, request.names) from None
 
     def tokens(self, request: ApiRequest) -> tuple[tuple[int, ...], ...]:
         """The tokens of each prompt; of a conversation, ready for the assistant's answer. Raises InvalidRequest as `prepared` does."""
         try:
             return self._tokens(request)[0]
         except InvalidRequest as error:
-            raise _in_the_clients_words(error, request) from None
+            raise in_the_clients_words(error, request.names) from None
 
     def _prepared(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
         self.check_model(request.model)
@@ -432,7 +432,9 @@ class Preparer:
         left = most - longest
         if left >= (1 if wanted is None else wanted):
             return min(default, left) if wanted is None else wanted
-        if wanted is not None:
+        if wanted is not None and wanted > most:
+            prompt_field, asked = "max_tokens", f"max_tokens alone is {wanted}"
+        elif wanted is not None:
             asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
         else:
             asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
@@ -479,9 +481,9 @@ def _format_field(request: ApiRequest) -> str:
     return request.names.get("format", "format")
 
 
-def _in_the_clients_words(error: InvalidRequest, request: ApiRequest) -> InvalidRequest:
+def in_the_clients_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The error, with the field's name as the client knows it."""
     name = error.param or ""
-    if (theirs := request.names.get(name)) is None:
+    if (theirs := names.get(name)) is None:
         return error
     return type(error)(error.message.replace(name, theirs, 1), param=theirs, code=error.code)

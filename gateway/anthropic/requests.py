@@ -98,7 +98,8 @@ class _Prompt(Body):
         self._check_marks()
         prompt = conversation(self.system, self.messages, self.tools, self.tool_choice, self._template_options())
         keep_all_s = self.cache_control.mark.ttl_s if self.cache_control is not None else 0.0
-        return ApiRequest(model=self.model, prompt=prompt, format=self._format(), cache=CacheUse(keep_all_s=keep_all_s), names=_NAMES)
+        names = _NAMES if self.output_format is None else {**_NAMES, "format": "output_format"}
+        return ApiRequest(model=self.model, prompt=prompt, format=self._format(), cache=CacheUse(keep_all_s=keep_all_s), names=names)
 
     def _template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

@@ -11,13 +11,15 @@ from pydantic import AfterValidator, FailFast, Field, StringConstraints
 
 from gateway.answer import ApiBackend
 from gateway.bodies import parse_body
+from gateway.caching.catalogue import MAX_TTL_S
 from gateway.caching.context import ContextCache
 from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, Draft
 from gateway.described import TEXT, TIME, WHOLE, array, operation, record
 from gateway.exchange import Json, read
 from gateway.fields import Neutral, Text, default_when_null
 from gateway.gemini.conversation import Content, GeminiBody, ToolConfig, ToolParam, conversation
-from gateway.gemini.requests import CACHES, MODELS, model_name
+from gateway.gemini.requests import CACHES, MODELS, NAMES, model_name
+from gateway.prepare import in_the_clients_words
 from gateway.records import NotListed
 from springtide.errors import InvalidRequest
 
@@ -57,8 +59,9 @@ class CacheUpdate(GeminiBody):
         if self.expire_time is None:
             return None
         ttl_s = datetime.fromisoformat(self.expire_time).timestamp() - now
-        if ttl_s <= 0:
-            raise InvalidRequest(f"expireTime must be in the future, not {self.expire_time}", param="expireTime")
+        if not 0 < ttl_s <= MAX_TTL_S:
+            message = f"expireTime must be in the future, within {MAX_TTL_S:.0f} seconds, not {self.expire_time}"
+            raise InvalidRequest(message, param="expireTime")
         return ttl_s
 
 
@@ -101,7 +104,11 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
 
     @router.post(f"{version}/cachedContents", openapi_extra=operation(_CACHE, CachedContent))
     async def create(request: Request) -> Json:
-        return _cache_json(await desk.create(request.state.caller, preparer.model_name, await read(backend, request, drafted)))
+        draft = await read(backend, request, drafted)
+        try:
+            return _cache_json(await desk.create(request.state.caller, preparer.model_name, draft))
+        except InvalidRequest as error:
+            raise in_the_clients_words(error, NAMES) from None
 
     page_query = {"pageSize": {"type": "integer", "minimum": 0, "maximum": 10**9 - 1}, "pageToken": TEXT}
 

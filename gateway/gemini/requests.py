@@ -189,7 +189,7 @@ class GenerateContentRequest(GeminiBody):
             stop=tuple(config.stop_sequences),
             format=config.format(),
             cache=CacheUse(cache_id=self._cache()),
-            names=NAMES,
+            names=NAMES if config.response_json_schema is None else {**NAMES, "format": "generationConfig.responseJsonSchema"},
         )
 
     def _cache(self) -> str:

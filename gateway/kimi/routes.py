@@ -19,7 +19,7 @@ from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, MAX_REPLICAS, Draft
 from gateway.conversation import MAX_TOOLS
 from gateway.described import ANY_OBJECT, NUMBER, TEXT, WHOLE, array, one_of, operation, record
 from gateway.exchange import Json, read
-from gateway.fields import Body
+from gateway.fields import Body, Text
 from gateway.openai.messages import ChatMessage, ChatTool
 from gateway.openai.requests import ChatCompletionRequest
 from springtide.errors import InvalidRequest
@@ -55,10 +55,10 @@ def _deleted(kind: str, name: str) -> Json:
 
 
 class _Lasting(Body):
-    metadata: dict[str, str] | None = None
+    metadata: dict[Text, Text] | None = None
     expired_at: Annotated[int, Field(ge=0)] | None = None
     """Unix seconds; 0: in an hour."""
-    ttl: Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_TTL_S})] | None = None
+    ttl: Annotated[int, Field(ge=0, le=int(MAX_TTL_S))] | None = None
     """In seconds, in place of `expired_at`."""
 
     def ttl_s(self, now: float) -> float | None:
@@ -67,8 +67,9 @@ class _Lasting(Body):
             raise InvalidRequest("ttl and expired_at must not be given both", param="ttl")
         if self.ttl:
             return float(self.ttl)
-        if self.expired_at and self.expired_at <= now:
-            raise InvalidRequest(f"expired_at must be in the future, not {self.expired_at}", param="expired_at")
+        if self.expired_at and not now < self.expired_at <= now + MAX_TTL_S:
+            message = f"expired_at must be in the future, within {MAX_TTL_S:.0f} seconds, not {self.expired_at}"
+            raise InvalidRequest(message, param="expired_at")
         return self.expired_at - now if self.expired_at else None
 
 
@@ -91,8 +92,8 @@ class TokenCountRequest(Body):
 
 
 class CachingRequest(TokenCountRequest, _Lasting):
-    name: str | None = None
-    description: str | None = None
+    name: Text | None = None
+    description: Text | None = None
     pin: Literal["soft", "hard"] = "hard"
     """Ours: how strongly it is kept."""
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1

@@ -6,14 +6,21 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.api_request import FormatKind, OutputFormat
 from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, OnlyNeutral, Text, json_value
 from gateway.grammars import MAX_CHOICES, MAX_SOURCE_CHARACTERS
 from springtide.errors import InvalidRequest
 
-Schema = Annotated[dict[str, Any] | bool | str, AfterValidator(json_value)]
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, dict | bool | str):
+        raise ValueError("must be a JSON schema, an object, or its text")
+    return json_value(value)
+
+
+Schema = Annotated[dict[str, Any] | bool | str, BeforeValidator(_schema)]
 """A JSON schema, or its text."""
 Source = Annotated[Text, Field(min_length=1, max_length=MAX_SOURCE_CHARACTERS)]
 Choices = Annotated[

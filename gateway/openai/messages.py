@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, PrivateAttr, Tag, WithJsonSchema, model_validator
 
 from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.fields import Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
@@ -34,9 +34,11 @@ def _content(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         # What the assistant refused with comes back as a part of a kind of its own.
         if kind not in ("text", "refusal"):
-            raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
-        if not {"type", kind} <= set(part) <= {"type", kind, *_CACHE_MARKS} or not isinstance(part[kind], str):
-            raise ValueError(f"part {number} must be an object of 'type' and {kind!r}, the latter a string")
+            raise ValueError(f"part {number} is of type {kind!r:.100}; this model reads only 'text'")
+        if unknown := part.keys() - {"type", kind, *_CACHE_MARKS}:
+            raise ValueError(f"part {number} has {min(unknown)!r:.100}, which this server does not support")
+        if not isinstance(part.get(kind), str):
+            raise ValueError(f"part {number} must have {kind!r}, a string")
         texts.append(part[kind])
     return unicode_text("\n".join(texts))
 
@@ -223,7 +225,10 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-WantedTool = Literal["none", "auto", "required"] | NamedTool
+WantedTool = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")] | Annotated[NamedTool, Tag("<tool>")],
+    Discriminator(lambda value: "<tool>" if isinstance(value, dict) else "<mode>"),
+]
 
 
 def tool_choice(wanted: WantedTool | None, tools: Sequence[Tool], parallel: bool | None) -> ToolChoice:

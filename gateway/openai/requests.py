@@ -97,7 +97,7 @@ def _logit_bias(value: Any) -> LogitBias | None:
         if not str(key).isdecimal() or len(str(key)) > 10 or int(key) > INT32[1]:
             raise ValueError(f"keys must be token ids, not {str(key)[:20]!r}")
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-            raise ValueError(f"values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {str(bias)[:20]}")
+            raise ValueError(f"values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {bias!r:.20}")
         biases[int(key)] = float(bias)
     return LogitBias.of(biases)
 
@@ -406,7 +406,9 @@ class ChatCompletionRequest(OpenAIRequest):
         for number, message in enumerate(said):
             if message.role == CACHE_ROLE:
                 raise InvalidRequest("messages: only the first one may be of the role cache", param=f"messages[{number}].role")
-        return replace(self._api_request(self._conversation(said), max_tokens), cache=cache)
+        asked = self._api_request(self._conversation(said), max_tokens)
+        names = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return replace(asked, cache=cache, names={**asked.names, **names})
 
     def _cache_use(self) -> CacheUse:
         keep_s = 0.0

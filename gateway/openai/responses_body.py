@@ -86,7 +86,7 @@ def _metadata(value: Any) -> Any:
     return value
 
 
-Metadata = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is None else _metadata(value))]
+Metadata = Annotated[dict[Text, Text], BeforeValidator(lambda value: {} if value is None else _metadata(value))]
 
 
 class FunctionTool(Body):

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from gateway.api_request import Message, Speaker, ToolCall
 from gateway.bodies import explained
-from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
+from gateway.fields import Body, Neutral, NeutralFalse, Text, json_value, unicode_text
 from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint, breakpoint_marks
 from springtide.errors import InvalidRequest
 
@@ -34,7 +34,7 @@ class InputText(Body):
 class OutputText(Body):
     type: Literal["output_text"]
     text: Text
-    annotations: list[Any] | None = None
+    annotations: Annotated[list[Any], AfterValidator(json_value)] | None = None
     logprobs: list[Any] | None = None
 
 
@@ -71,7 +71,7 @@ def _content(value: Any) -> list[Item]:
         kind = part.get("type") if isinstance(part, dict) else None
         model = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if model is None:
-            raise ValueError(f"part {number} is of type {kind!r}, which is not served; this model reads {', '.join(_TEXT_PARTS)}")
+            raise ValueError(f"part {number} is of type {kind!r:.100}, which is not served; this model reads {', '.join(_TEXT_PARTS)}")
         parts.append(model.model_validate(part).model_dump(exclude_none=True))
     return parts
 

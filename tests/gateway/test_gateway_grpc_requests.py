@@ -30,6 +30,7 @@ from springtide.rpc.channels import connect
 REPOSITORY = Path(__file__).parents[2]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = api.Tool(name="weather", description="of a city", parameters=json.dumps(PARAMETERS), strict=True)
+DEEP = '{"a": ' * 129 + "1" + "}" * 129
 ASKED = [api.ChatMessage(role="user", content="Is it raining in Oslo?")]
 
 
@@ -138,6 +139,7 @@ async def test_every_field_of_sampling_reaches_the_nodes(stub: inference_pb2_grp
         ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a b")])}, "tools[0].name"),
         ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a", parameters="[")])}, "tools[0].parameters"),
         ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a", parameters="[]")])}, "tools[0].parameters"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a", parameters=DEEP)])}, "tools[0].parameters"),
         ({"chat": api.ChatPrompt(messages=ASKED, template_options="1")}, "template_options"),
         ({"chat": api.ChatPrompt(messages=ASKED, tool_choice=api.ToolChoice(mode=api.TOOL_MODE_REQUIRED))}, "tool_choice"),
         ({"chat": api.ChatPrompt(messages=ASKED, tools=[WEATHER], tool_choice=api.ToolChoice(name="x"))}, "tool_choice"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
+CACHES = "/v1/caching"
+RESPONSES = "/v1/responses"
 
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -30,6 +33,10 @@ def plain(**fields: Any) -> dict[str, Any]:
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}], **fields}
+
+
+def answered(annotation: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": [annotation]}]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -112,6 +119,20 @@ INVALID: list[tuple[str, dict[str, Any], str | None, str]] = [
     (PLAIN, plain(prompt=""), "prompt", "at least one token"),
     (PLAIN, plain(prompt=[1, 49152]), "prompt", "49152"),
     (PLAIN, plain(prompt=[[1], "x"]), "prompt", "must be a string"),
+    (PLAIN, plain(guided_json=5), "guided_json", "must be a JSON schema"),
+    (PLAIN, plain(max_tokens=2001), "max_tokens", "2000 tokens, but max_tokens alone is 2001"),
+    (CHAT, chat(max_completion_tokens=10**30), "max_completion_tokens", "but max_completion_tokens alone is 1000"),
+    (CHAT, chat(tool_choice="any"), "tool_choice", "tool_choice: input should be 'none', 'auto' or 'required', not 'any'"),
+    (CHAT, chat(tool_choice={"type": "custom"}), "tool_choice.type", "not 'custom'"),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "x" * 5000}]}]),
+        "messages[0].content",
+        "xxx; this model reads only 'text'",
+    ),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x", "lang": 1}]}]), "messages[0].content", "has 'lang'"),
+    (CACHES, chat(ttl=10**400), "ttl", "less than or equal to 2592000"),
+    (CACHES, chat(expired_at=10**400), "expired_at", "in the future, within 2592000 seconds"),
 ]
 
 
@@ -165,6 +186,30 @@ async def test_every_error_has_openais_shape(
 async def test_malformed_text_and_numbers_are_the_clients_fault(refusing: tuple[httpx.AsyncClient, Cluster], content: bytes) -> None:
     response = await refusing[0].post(PLAIN, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PLAIN, plain(logit_bias={"5": "HALF"}), "logit_bias"),
+        (CACHES, chat(tools=["DEEP"]), "tools"),
+        (CACHES, chat(name="HALF"), "name"),
+        (CACHES, chat(description="HALF"), "description"),
+        (CACHES, chat(metadata={"a": "HALF"}), "metadata.a"),
+        (CACHES, chat(metadata={"HALF": "a"}), "metadata.\ufffd\ufffd\ufffd"),
+        (RESPONSES, {"model": MODEL, "input": "x", "metadata": {"a": "HALF"}}, "metadata.a"),
+        (RESPONSES, {"model": MODEL, "input": "x", "metadata": {"HALF": "a"}}, "metadata.\ufffd\ufffd\ufffd"),
+        (RESPONSES, {"model": MODEL, "input": [answered("HALF")]}, "input[0].content.annotations"),
+        (RESPONSES, {"model": MODEL, "input": [answered(math.nan)]}, "input[0].content.annotations"),
+        (RESPONSES, {"model": MODEL, "input": [answered("DEEP")]}, "input"),
+    ],
+)
+async def test_what_could_not_be_written_again_is_refused_by_name(
+    refusing: tuple[httpx.AsyncClient, Cluster], path: str, body: dict[str, Any], param: str
+) -> None:
+    content = json.dumps(body).replace("HALF", r"\ud800").replace('"DEEP"', "[" * 128 + "]" * 128)
+    response = await refusing[0].post(path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
 
 
 async def test_google_s_paths_have_google_s_words_for_another_method_and_a_compressed_body(
