@@ -21,6 +21,8 @@ from pydantic_core import CoreSchema, core_schema
 from gateway.api_request import CacheMark
 from springtide.protocol.sampling import REPETITION_PENALTIES
 
+TOOL_NAME = r"^[\w.:/-]+$"
+"""Of functions that are declared."""
 MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.fields import (
     NOTHING_ELSE,
+    TOOL_NAME,
     Body,
     CacheControl,
     Flag,
@@ -120,7 +121,7 @@ class CustomTool(Body):
     """A function of the client's."""
 
     type: Literal["custom"] | None = None
-    name: Name
+    name: Annotated[Name, Field(pattern=TOOL_NAME)]
     description: Annotated[Text, default_when_null("")] = ""
     input_schema: JsonObject
     strict: Flag = False
@@ -186,6 +187,8 @@ def conversation(
     if said.unanswered:
         first = next(iter(said.unanswered))
         raise InvalidRequest(f"messages: the last one has a tool_use {first[:100]!r}, whose tool_result is missing", param="messages")
+    if len({tool.name for tool in tools}) < len(tools):
+        raise InvalidRequest("tools must have names of their own", param="tools")
     goes_on = said.turns[-1].speaker is Speaker.ASSISTANT
     return Conversation(
         messages=tuple(turn.message for turn in said.turns),
@@ -270,8 +273,9 @@ class _Said:
             result = _only(block, ToolResultBlock, where, number)
             if result.tool_use_id not in self.unanswered:
                 at = f"{where}.content[{number}].tool_use_id"
-                raise InvalidRequest(f"{at}: the message before has no tool_use {result.tool_use_id[:100]!r}", param=at)
-            answer = _Turn(Speaker.TOOL, answers=(result.tool_use_id, self.unanswered[result.tool_use_id]))
+                message = f"{at}: the message before has no tool_use {result.tool_use_id[:100]!r}, or it has a tool_result already"
+                raise InvalidRequest(message, param=at)
+            answer = _Turn(Speaker.TOOL, answers=(result.tool_use_id, self.unanswered.pop(result.tool_use_id)))
             answer.say([*result.content, result])
             if result.is_error:
                 answer.texts[:1] = [_ERROR + "".join(answer.texts[:1])]
@@ -288,6 +292,9 @@ class _Said:
                 continue
             if not isinstance(block, TextBlock):
                 use = _only(block, ToolUseBlock, where, number)
+                if use.id in self.unanswered:
+                    at = f"{where}.content[{number}].id"
+                    raise InvalidRequest(f"{at}: there is another tool_use {use.id[:100]!r} in this message", param=at)
                 turn.calls.append(ToolCall(use.id, use.name, json.dumps(use.input, ensure_ascii=False)))
                 self.unanswered[use.id] = use.name
                 block = use

@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.fields import (
+    TOOL_NAME,
     Body,
     Flag,
     JsonObject,
@@ -92,7 +93,7 @@ def _schema(value: Any) -> Any:
 
 
 class FunctionDeclaration(GeminiBody):
-    name: Name
+    name: Annotated[Name, Field(pattern=TOOL_NAME)]
     description: Annotated[Text, default_when_null("")] = ""
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = None
     """After validation a JSON schema."""
@@ -261,12 +262,14 @@ def _tools(tools: Sequence[ToolParam], config: FunctionCallingConfig | None) -> 
         if declaration.parameters is not None and declaration.parameters_json_schema is not None:
             at = f"tools: {declaration.name[:100]!r} has both parameters and parametersJsonSchema"
             raise InvalidRequest(f"{at}; one of them is enough", param="tools")
+    names = {declaration.name for declaration in declared}
+    if len(names) < len(declared):
+        raise InvalidRequest("tools: functionDeclarations must have names of their own", param="tools")
     mode = config.mode if config is not None else None
     allowed = config.allowed_function_names if config is not None else []
     field_name = "toolConfig.functionCallingConfig"
     if allowed and mode not in ("ANY", "VALIDATED"):
         raise InvalidRequest(f"{field_name}.allowedFunctionNames may only be set with the modes ANY and VALIDATED", param=field_name)
-    names = {declaration.name for declaration in declared}
     if unknown := [name for name in allowed if name not in names]:
         raise InvalidRequest(f"{field_name}.allowedFunctionNames: there is no function {unknown[0][:100]!r}", param=field_name)
     if mode == "ANY" and not declared:

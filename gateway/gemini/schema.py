@@ -89,7 +89,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 def _number(name: str, value: Any) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         return int(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and float(value).is_integer():
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and value % 1 == 0:
         return int(value)
     raise ValueError(f"has {name} {str(value)[:100]!r}, which must be a number, not negative and whole")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, PrivateAttr, Tag, WithJsonSchema, model_validator
 
 from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
-from gateway.fields import Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
+from gateway.fields import TOOL_NAME, Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
 from springtide.errors import InvalidRequest
 
 MAX_CALLS = 512
@@ -81,7 +81,7 @@ Content = Annotated[
 ]
 PROMPT_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
 Name = Annotated[Text, Field(max_length=MAX_NAME_LENGTH)]
-FunctionName = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[\w.:/-]+$")]
+FunctionName = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=TOOL_NAME)]
 
 
 class PromptCacheOptions(Body):

@@ -20,6 +20,7 @@ from springtide.protocol.usage import Usage
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
 KEEP = {"type": "ephemeral"}
 USAGE = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=64)
 
@@ -116,9 +117,11 @@ class TestWhatABodyAsksFor:
     def test_a_schema_for_the_answer(self) -> None:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         wanted = {"type": "json_schema", "schema": schema}
-        for fields in ({"output_config": {"format": wanted}}, {"output_format": wanted}):
+        said: list[dict[str, Any]] = [{"output_config": {"format": wanted}}, {"output_format": wanted}]
+        for fields in said:
             written = asked(**fields).format
             assert written is not None and written.kind is FormatKind.JSON_SCHEMA and json.loads(written.source) == schema
+        assert [asked(**fields).names["format"] for fields in said] == ["output_config.format", "output_format"]
 
     def test_thinking_is_the_template_s(self) -> None:
         assert conversation().template_options == {}
@@ -164,6 +167,13 @@ class TestWhatABodyAsksFor:
                 "messages[0].content[0].tool_use_id",
             ),
             ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+            ({"messages": [*HELLO, {"role": "assistant", "content": [CALL, CALL]}]}, "messages[1].content[1].id"),
+            (
+                {"messages": [*HELLO, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [RESULT, RESULT]}]},
+                "messages[2].content[1].tool_use_id",
+            ),
+            ({"tools": [WEATHER, WEATHER]}, "tools"),
+            ({"tools": [{**WEATHER, "name": "the weather\x00"}]}, "tools[0].name"),
             ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
             ({"tools": [{**WEATHER, "input_schema": {"\ud800": 1}}]}, "tools[0].input_schema"),
             ({"tool_choice": {"type": "any"}}, "tool_choice"),

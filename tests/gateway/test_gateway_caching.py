@@ -336,6 +336,9 @@ async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted
         assert raised.value.code == 404
     nothing = {"model": f"models/{MODEL}"}
     assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"
+    few = {**nothing, "contents": [{"parts": [{"text": "Hello"}]}]}
+    for field, fields in (("contents", few), ("expireTime", {**few, "expireTime": "2999-01-01T00:00:00Z"})):
+        assert (await tenant("POST", "/v1beta/cachedContents", fields, 400))["error"]["message"].startswith(field)
     answer = await tenant("GET", "/v1beta/cachedContents?pageToken=none", status=400)
     assert "pageToken: there is no page after 'none'" in answer["error"]["message"]
 

@@ -167,6 +167,8 @@ class TestWhatABodyAsksFor:
             ({"contents": [*HELLO, call()]}, "contents"),
             ({"contents": [*HELLO, call(id="a"), response(id="b")]}, "contents[2].parts[0]"),
             ({"tools": [{"googleSearch": {}}]}, "tools[0].googleSearch"),
+            ({"tools": [*TOOLS, *TOOLS]}, "tools"),
+            ({"tools": [{"functionDeclarations": [{"name": "the weather\x00"}]}]}, "tools[0].functionDeclarations[0].name"),
             ({"tools": [{"codeExecution": {}}]}, "tools[0].codeExecution"),
             ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "toolConfig.functionCallingConfig"),
             (
@@ -188,6 +190,11 @@ class TestWhatABodyAsksFor:
     )
     def test_what_cannot_be_honoured_is_refused_by_name(self, fields: dict[str, Any], param: str) -> None:
         assert refused(**fields) == param
+
+    def test_a_format_is_known_by_the_field_that_it_is_in(self) -> None:
+        for field in ("responseSchema", "responseJsonSchema"):
+            config = {"responseMimeType": "application/json", field: {"type": "string"}}
+            assert asked(generationConfig=config).names["format"] == f"generationConfig.{field}"
 
     def test_a_model_in_the_body_is_the_one_in_the_path(self) -> None:
         with pytest.raises(InvalidRequest, match="'other', but 'm' in the path"):
@@ -232,12 +239,25 @@ class TestSchemas:
         for value in ({}, {"a": "1"}, {"a": 1, "b": []}, {"a": 1, "c": "y"}, {"a": 1, "d": 1}):
             assert not validator.is_valid(value)
 
+    def test_numbers_have_no_bound_here(self) -> None:
+        assert json_schema({"maxItems": 10**400}) == {"maxItems": 10**400}
+
     def test_references_are_kept(self) -> None:
         schema = {"$defs": {"T": {"type": "STRING"}}, "type": "OBJECT", "properties": {"t": {"$ref": "#/$defs/T"}}}
         assert jsonschema.Draft202012Validator(json_schema(schema)).is_valid({"t": "x"})
 
     @pytest.mark.parametrize(
-        "schema", [{"type": "FOO"}, {"oneOf": []}, {"properties": []}, {"items": 1}, {"minItems": "x"}, {"minItems": 1e999}, {"anyOf": 1}]
+        "schema",
+        [
+            {"type": "FOO"},
+            {"oneOf": []},
+            {"properties": []},
+            {"items": 1},
+            {"minItems": "x"},
+            {"minItems": 1e999},
+            {"anyOf": 1},
+            {"minItems": -1},
+        ],
     )
     def test_what_is_no_schema_is_refused(self, schema: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"^(has|must be)"):
