@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
@@ -201,7 +202,7 @@ class _ResponsesApi:
             await self._backend.grammars.check(prepared.sampling.grammar, prepared.grammar_field)
         await self.jobs.begin(prepared.tenant, order.stored(written.response), written, lambda: self._backend.start(prepared))
         if order.stream:
-            return self._followed(prepared.tenant, written.response_id, after=-1)
+            return _Followed(self._events(prepared.tenant, written.response_id, after=-1))
         return JSONResponse(written.response)
 
     # ---- those that there are ----
@@ -220,7 +221,9 @@ class _ResponsesApi:
                 f"{EVENTS_KEPT_S:g} s beyond the last one"
             )
             raise InvalidRequest(message, param="stream", code="no_events")
-        return self._followed(tenant, response_id, after)
+        accounts = self._backend.accounts
+        accounts.enter(tenant)
+        return _Followed(self._events(tenant, response_id, after), lambda: accounts.leave(tenant))
 
     async def cancel(self, tenant: str, response_id: str) -> Json:
         stored = await self.store.get(tenant, response_id)
@@ -245,10 +248,6 @@ class _ResponsesApi:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return {"object": "list", "data": page, **ends, "has_more": len(items) > limit}
 
-    def _followed(self, tenant: str, response_id: str, after: int) -> Response:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(tenant, response_id, after), media_type=ResponseFormat.media_type, headers=headers)
-
     async def _events(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         position = after
         async for events, last in self.store.events(tenant, response_id, after):
@@ -260,6 +259,22 @@ class _ResponsesApi:
         response = (await self.store.get(tenant, response_id)).response
         kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
         yield server_sent({"type": kind, "sequence_number": position + 1, "response": response}, kind)
+
+
+class _Followed(StreamingResponse):
+    """The events of a response in the background."""
+
+    media_type = ResponseFormat.media_type
+
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None] = lambda: None) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
 
 
 def _references(body: PromptRequest) -> list[str]:

@@ -400,3 +400,27 @@ async def test_a_tenant_has_a_bound_on_its_streams(arguments: ProcessArguments, 
         await until(lambda: cluster.idle)
         assert (await http.post("/v1/completions", json=PLAIN, headers=acme)).status_code == 200
     await gateway.close()
+
+
+async def test_streams_that_are_taken_up_again_count_among_them(arguments: ProcessArguments, cluster: Cluster) -> None:
+    server = arguments.config.server.model_copy(update={"max_streams_per_tenant": 1})
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), cluster.conductor.address)
+    await gateway.start()
+    for node in cluster.nodes.values():
+        node.pause_at = 1
+    acme = {"x-springtide-tenant": "acme"}
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20, headers=acme) as http:
+        made = await http.post("/v1/responses", json={"model": MODEL, "input": "Say it.", "background": True})
+        events = f"/v1/responses/{made.json()['id']}?stream=true"
+        async with http.stream("GET", events) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            async with http.stream("GET", events) as refused:
+                assert refused.status_code == 429 and b"too_many_streams" in await refused.aread()
+            for node in cluster.nodes.values():
+                node.patience.set()
+        async with asyncio.timeout(20):
+            while (again := await http.get(events)).status_code == 429:
+                pass
+        assert again.status_code == 200 and "response.completed" in again.text
+    await gateway.close()
