@@ -9,7 +9,9 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 import redis.asyncio as redis
 from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from springtide.errors import ConfigError, Unavailable
@@ -81,6 +83,8 @@ def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPoo
     secure = {name: value for name, value in settings.items() if name.startswith("ssl_")}
     if parts.scheme.startswith("rediss"):
         of_sentinels["ssl"] = True
+    # The next one is asked at once: redis-py would try for 20 s, and a master often dies with a Sentinel beside it.
+    of_sentinels["retry"] = Retry(NoBackoff(), 0)
     sentinel = Sentinel([_host_and_port(host) for host in hosts.split(",")], sentinel_kwargs={**options, **secure, **of_sentinels})  # type: ignore[no-untyped-call]
     user, _, password = credentials.rpartition(":")
     if password:

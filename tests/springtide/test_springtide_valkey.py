@@ -24,8 +24,10 @@ from deploy.valkey_relay import ValkeyRelay
 from gateway.http_server import bind
 from springtide.config import LOOPBACK, TlsConfig
 from springtide.errors import ConfigError
+from springtide.membership import Member, Membership
 from springtide.tls import Tls, TlsFiles
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
+from tests.support.sentinels import WatchedValkey
 
 WAIT_S = 30.0
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
@@ -112,6 +114,55 @@ async def test_sentinels_and_the_master_are_spoken_with_by_tls(authority: Author
                 async with ValkeyClient.from_url(without, socket_timeout=2.0, socket_connect_timeout=2.0) as stranger:
                     with pytest.raises(UNREACHABLE):
                         await stranger.ping()
+
+
+async def until_announced(membership: Membership, member: Member) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        if await membership.members() == [member]:
+            return
+        assert time.monotonic() < deadline, "it is not announced anew"
+        await asyncio.sleep(0.1)
+
+
+async def test_a_sentinel_that_does_not_answer_is_asked_once_and_then_the_next(tmp_path: Path) -> None:
+    asked = []
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        writer.transport.abort()
+
+    hanging = await asyncio.start_server(hang_up, LOOPBACK, 0)
+    with server(tmp_path / "master", "--save", "") as master:
+        rules = tmp_path / "sentinel.conf"
+        rules.write_text(f'sentinel monitor springtide {LOOPBACK} {master} 1\nprotected-mode no\ndir "{tmp_path}"\n')
+        with server(tmp_path / "sentinel", str(rules), "--sentinel") as sentinel:
+            async with ValkeyClient.from_url(f"redis+sentinel://{LOOPBACK}:{sentinel}/springtide") as client:
+                await until_answered(client)
+            url = f"redis+sentinel://{LOOPBACK}:{hanging.sockets[0].getsockname()[1]},{LOOPBACK}:{sentinel}/springtide"
+            async with ValkeyClient.from_url(url) as client:
+                await client.ping()
+    hanging.close()
+    assert len(asked) == 1
+
+
+async def test_when_the_master_dies_with_a_sentinel_everything_goes_on_with_the_promoted_replica(tmp_path: Path) -> None:
+    with WatchedValkey(tmp_path) as valkey:
+        me = Member("store", "decode-0", 7, "127.0.0.1:1")
+        membership = Membership(valkey.url, "springtide", 1.0)
+        await membership.announce(me)
+        async with ValkeyClient.from_url(valkey.url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True) as client:
+            script = client.register_script("return redis.call('INCR', KEYS[1])")
+            assert await script(keys=["count"]) == 1
+            assert await client.wait(1, 10_000) == 1
+            valkey.kill_machine()
+            await asyncio.to_thread(valkey.wait_promoted)
+            await until_answered(client)
+            assert await script(keys=["count"]) == 2
+        async with ValkeyClient.from_url(valkey.replica_url, decode_responses=True) as direct:
+            assert await direct.get("count") == "2"
+        await until_announced(membership, me)
+        await membership.close()
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://", "redis+sentinel://a:1,b:2", "rediss+sentinel:///springtide"])
