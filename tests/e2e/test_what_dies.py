@@ -46,6 +46,7 @@ SHOWN_BY = {
         "conductor/test_conductor_ha_servers.py::test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_valkey_is_back",
         "conductor/test_conductor_server.py::test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance",
         "e2e/test_what_dies.py::test_a_valkey_that_dies_is_missed_by_nobody_and_told_of_everybody_again",
+        "e2e/test_sentinels.py::test_a_master_that_dies_with_a_sentinel_costs_no_request_and_its_replica_is_told_of_everybody_again",
     ),
     "gateway": (
         "e2e/test_failure.py::test_a_killed_gateway_leaves_nothing_running",
