@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -74,11 +75,13 @@ class Refused(Exception):
 class KubernetesApi:
     """Serves on a port of loopback until `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[Key, Object] = {}
         self._lock = threading.Lock()
         self._version = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

@@ -50,9 +50,13 @@ class RayNode:
         with output.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**environment, **ENVIRONMENT}, start_new_session=True)
 
+    @property
+    def started(self) -> bool:
+        return "Ray runtime started" in self._output.read_text()
+
     def wait_started(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while "Ray runtime started" not in self._output.read_text():
+        while not self.started:
             assert self.process.poll() is None and time.monotonic() < deadline, f"Ray did not start:\n{last_lines(self._output, 60)}"
             time.sleep(0.05)
 
@@ -106,12 +110,13 @@ class RayMachines:
     def address(self) -> str:
         return f"{self.host}:{self._port}"
 
-    def start_head(self) -> RayNode:
-        """It places nothing on itself."""
-        return self._start("--head", "--port", str(self._port), "--include-dashboard=false", f"--temp-dir={self._scratch}", "--num-cpus=0")
+    def start_head(self, *more: str) -> RayNode:
+        """It places nothing on itself. `more`: options of `ray start`."""
+        own = ("--head", "--port", str(self._port), "--include-dashboard=false", f"--temp-dir={self._scratch}", "--num-cpus=0")
+        return self._start(*own, *more)
 
-    def add(self, cpus: int) -> RayNode:
-        return self._start("--address", self.address, f"--num-cpus={cpus}")
+    def add(self, cpus: int, *more: str) -> RayNode:
+        return self._start("--address", self.address, f"--num-cpus={cpus}", *more)
 
     def _start(self, *arguments: str) -> RayNode:
         output = self._scratch / f"start-{len(self.nodes)}.log"
