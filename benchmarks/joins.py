@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -38,7 +39,7 @@ MACHINES, ALONE = 1000, 50
 AGAIN_S = 2.0
 """After which a machine that was not let in tries again, as systemd has it (docs/bare-machines.md)."""
 LOOK_EVERY_S = 0.1
-_ROLE = "gateway"
+_ROLE: Final = "gateway"
 """Nobody dials one for being in the membership."""
 NOTES = (
     f"Joining through the join service: `springtide up` without engines, and {MACHINES:,} machines at once, with one token; each has what "

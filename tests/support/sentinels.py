@@ -50,7 +50,7 @@ class WatchedValkey:
     def wait_promoted(self) -> None:
         def promoted() -> bool:
             with redis.Redis.from_url(self.replica_url) as client:
-                return client.info("replication")["role"] == "master"
+                return bool(client.info("replication")["role"] == "master")
 
         _wait(promoted, "the replica to be promoted")
 
