@@ -6,6 +6,7 @@ Ray nodes some time after the head was lost; none of that may end a stream.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from deploy.local.rundir import running_clusters, user_directory
 from deploy.ray.orders import AgentPlace, NodeOrder, NodeState
 
 _START_S = 30.0
+_CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 class NodeAgent:
@@ -31,24 +33,32 @@ class NodeAgent:
         self._output: Path | None = None
 
     def place(self) -> AgentPlace:
-        return AgentPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+        context = ray.get_runtime_context()
+        return AgentPlace(context.get_node_id(), ray.util.get_node_ip_address(), tuple(context.get_accelerator_ids().get("GPU", ())))
 
-    def start(self, order: NodeOrder) -> None:
-        """Returns when the process is there. Raises OSError, CalledProcessError, TimeoutExpired."""
+    def start(self, order: NodeOrder, cards: tuple[str, ...]) -> tuple[str, ...]:
+        """The process's cards, when it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
+        environment = {**os.environ, _CARDS: ",".join(cards)} if cards else None
         descriptor, name = tempfile.mkstemp(prefix=f"{order.name}-", suffix=".log", dir=user_directory())
         self._output = Path(name)
         with os.fdopen(descriptor, "ab") as output:
             command = [sys.executable, "-P", "-m", "deploy.ray.node", name]
+            said = json.dumps(order.as_json()).encode()
             started = subprocess.run(
-                command, input=json.dumps(order.as_json()).encode(), stdout=subprocess.PIPE, stderr=output, check=True, timeout=_START_S
+                command, input=said, stdout=subprocess.PIPE, stderr=output, env=environment, check=True, timeout=_START_S
             )
         self._watch(int(started.stdout))
+        return cards
 
-    def adopt(self, cluster: str, name: str) -> None:
-        """Finds the process of this node on this host, if it is there."""
+    def adopt(self, cluster: str, name: str) -> tuple[str, ...]:
+        """Finds the process of this node on this host, if it is there. Returns its cards, which need not be those of the agent."""
         for record in running_clusters():
             if record.cluster == cluster and not record.processes.keys().isdisjoint((name, f"{name}-store")):
                 self._watch(record.pid)
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None:
+                return tuple(filter(None, self._process.environ().get(_CARDS, "").split(",")))
+        return ()
 
     def state(self) -> NodeState:
         if self._process is not None and self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:

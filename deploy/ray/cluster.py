@@ -68,14 +68,17 @@ class Agent:
         """Once Ray has given the place."""
         self.said = ""
         """The end of what the process has said, where it has ended."""
+        self.cards: tuple[str, ...] | None = None
+        """Those of the process; None: there is none yet, or it is not known."""
 
     @property
     def begun(self) -> bool:
         """Whether it was told what to do."""
         return self._asked_to_begin is not None
 
-    def start(self, order: NodeOrder) -> None:
-        self._asked_to_begin = self.actor.start.remote(order)
+    def start(self, order: NodeOrder, cards: tuple[str, ...]) -> None:
+        self.cards = cards
+        self._asked_to_begin = self.actor.start.remote(order, cards)
 
     def adopt(self, cluster: str, name: str) -> None:
         self._asked_to_begin = self.actor.adopt.remote(cluster, name)
@@ -112,7 +115,7 @@ class Agent:
         if self.where is None:
             self.where = answer
         elif not self._began:
-            self._began = True
+            self._began, self.cards = True, answer
         else:
             self._asked_state = None
             state: NodeState = answer

@@ -37,6 +37,8 @@ class AgentPlace:
 
     ray_node: str
     host: str
+    cards: tuple[str, ...] = ()
+    """Those that Ray has given it, as in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True, slots=True)

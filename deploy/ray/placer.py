@@ -20,11 +20,11 @@ from deploy.ca.authority import first_fingerprint
 from deploy.commands.conductors import cluster_status, views
 from deploy.join.tokens import TokenBook
 from deploy.ray import cluster as on_ray
-from deploy.ray.cluster import Held, RayNode
+from deploy.ray.cluster import Agent, Held, RayNode
 from deploy.ray.orders import NodeOrder
 from deploy.ray.placement import Action, Adopt, Leave, Phase, Place, PlacedNode, Placement, PlaceState, PlaceView, Release, Sight
 from deploy.ray.record import PlacementBook, PlacementRecord
-from deploy.ray.resources import bundle, fits, num_stages, own_settings, pool_config, preferences
+from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, pool_config, preferences
 from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
 from springtide.config import ENV_PREFIX, ClusterConfig, in_url
 from springtide.credentials import credentials_of
@@ -221,12 +221,30 @@ class Placer:
                 if ask.adopts:
                     for stage, agent in enumerate(ask.held.agents):
                         await asyncio.to_thread(agent.adopt, self._config.cluster, stage_id(name, stage))
-                else:
+                elif self._knows_cards(ask.held):
                     with contextlib.suppress(Unavailable):  # Valkey is away: at the next look
                         for agent, order in zip(ask.held.agents, await self._orders(ask), strict=True):
-                            await asyncio.to_thread(agent.start, order)
+                            await asyncio.to_thread(agent.start, order, self._cards_of(agent))
             elif ask.token_id and self._placement.nodes[name].phase is Phase.SERVING:
                 await self._revoke(ask)
+
+    def _knows_cards(self, held: Held) -> bool:
+        """Whether every process is found where it is to be, if it takes cards."""
+        hosts = {agent.where.host for agent in held.agents if agent.where is not None and agent.where.cards}
+        return not any(node.phase is Phase.ADOPTING and hosts.intersection(node.hosts) for node in self._placement.nodes.values())
+
+    def _cards_of(self, agent: Agent) -> tuple[str, ...]:
+        """Those that its process is to have."""
+        place = agent.where
+        assert place is not None, "a node is started where its place is given"
+        there = [
+            (other.where, other.cards or ())
+            for ask in self._asks.values()
+            for other in ask.held.agents
+            if other.where is not None and other.where.ray_node == place.ray_node
+        ]
+        booked, used = (card for where, _ in there for card in where.cards), (card for _, cards in there for card in cards)
+        return cards_of(place.cards, booked, used)
 
     async def _orders(self, ask: _Ask) -> list[NodeOrder]:
         """Of all that are to be started there, with a token of their own. Raises Unavailable."""

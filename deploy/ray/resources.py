@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from springtide.config import ClusterConfig, RayPoolConfig
 from springtide.protocol.instances import Role
@@ -51,6 +51,14 @@ def own_settings(config: ClusterConfig, role: Role) -> dict[str, object]:
 def fits(bundle: Mapping[str, float], total: Mapping[str, float]) -> bool:
     """Whether a Ray node that has nothing else could hold it."""
     return all(total.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def cards_of(given: Sequence[str], booked: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
+    """The cards of a new node whose agent was `given` some: a process that was found again has those that it had, whatever its agent was
+    given. `booked`: of all agents on the Ray node, this one included; `used`: of the other agents' processes."""
+    free = Counter(booked) - Counter(used)
+    chosen = [*(card for card in given if free[card]), *(free - Counter(given)).elements()][: len(given)]
+    return tuple(chosen if len(chosen) == len(given) else given)
 
 
 def preferences(arrange: str, ray_nodes: Iterable[str], occupied: Iterable[str]) -> list[tuple[str, ...]]:

@@ -39,7 +39,7 @@ from deploy.ray.placement import (
     view_of_all,
 )
 from deploy.ray.record import PlacementBook, PlacementRecord
-from deploy.ray.resources import bundle, fits, num_stages, own_settings, preferences
+from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, preferences
 from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
 from deploy.ray.settings import on_ray
 from springtide.config import LOOPBACK, ClusterConfig, RayConfig, load_config
@@ -472,6 +472,24 @@ def test_a_node_is_one_bundle_of_processors_cards_memory_and_what_else_is_asked_
     on_cpus = config.model_copy(update={"device": "cpu"})
     assert "GPU" not in bundle(on_cpus, Role.PREFILL, cards=True)
     assert fits({"CPU": 1, "fast": 1}, {"CPU": 8, "fast": 1}) and not fits({"CPU": 1, "GPU": 1}, {"CPU": 8})
+
+
+@pytest.mark.parametrize(
+    ("given", "booked", "used", "has"),
+    [
+        ("01", "01", "", "01"),
+        ("1", "01", "1", "0"),
+        ("12", "0312", "30", "12"),
+        ("12", "0312", "31", "20"),
+        ("0", "001", "1", "0"),
+        ("0", "00", "0", "0"),
+        ("0", "0", "0", "0"),
+        ("", "01", "01", ""),
+    ],
+)
+def test_a_new_node_has_the_cards_that_are_left_by_those_that_were_found_again(given: str, booked: str, used: str, has: str) -> None:
+    """Of which each goes on with the cards that it had, and may have been given others by Ray, or shares one."""
+    assert "".join(cards_of(given, booked, used)) == has
 
 
 def test_a_group_whose_stages_are_apart_takes_a_bundle_for_each_of_them() -> None:

@@ -160,6 +160,11 @@ def placed_nodes() -> dict[str, int]:
     }
 
 
+def cards_of_nodes() -> dict[str, str]:
+    """The cards that the engines' processes see, by their nodes' names."""
+    return {name: _environment_of(pid).get("CUDA_VISIBLE_DEVICES", "") for name, pid in placed_nodes().items()}
+
+
 def _environment_of(pid: int) -> dict[str, str]:
     try:
         return psutil.Process(pid).environ()
