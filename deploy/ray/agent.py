@@ -23,6 +23,8 @@ from deploy.ray.orders import AgentPlace, NodeOrder, NodeState
 
 _START_S = 30.0
 _CARDS = "CUDA_VISIBLE_DEVICES"
+_IDENTITY = "PLACED_BY_SPRINGTIDE"
+"""In a process's environment: `NodeOrder.identity`."""
 
 
 class NodeAgent:
@@ -38,7 +40,7 @@ class NodeAgent:
 
     def start(self, order: NodeOrder, cards: tuple[str, ...]) -> tuple[str, ...]:
         """The process's cards, when it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
-        environment = {**os.environ, _CARDS: ",".join(cards)} if cards else None
+        environment = {**os.environ, _IDENTITY: order.identity} | ({_CARDS: ",".join(cards)} if cards else {})
         descriptor, name = tempfile.mkstemp(prefix=f"{order.name}-", suffix=".log", dir=user_directory())
         self._output = Path(name)
         with os.fdopen(descriptor, "ab") as output:
@@ -47,17 +49,19 @@ class NodeAgent:
             started = subprocess.run(
                 command, input=said, stdout=subprocess.PIPE, stderr=output, env=environment, check=True, timeout=_START_S
             )
-        self._watch(int(started.stdout))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(int(started.stdout))
         return cards
 
-    def adopt(self, cluster: str, name: str) -> tuple[str, ...]:
-        """Finds the process of this node on this host, if it is there. Returns its cards, which need not be those of the agent."""
+    def adopt(self, identity: str) -> tuple[str, ...]:
+        """Finds the process of this identity on this host, if it is there. Returns its cards, which need not be those of the agent."""
         for record in running_clusters():
-            if record.cluster == cluster and not record.processes.keys().isdisjoint((name, f"{name}-store")):
-                self._watch(record.pid)
-        with contextlib.suppress(psutil.Error):
-            if self._process is not None:
-                return tuple(filter(None, self._process.environ().get(_CARDS, "").split(",")))
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(record.pid)
+                environment = process.environ()
+                if environment.get(_IDENTITY) == identity:
+                    self._process = process
+                    return tuple(filter(None, environment.get(_CARDS, "").split(",")))
         return ()
 
     def state(self) -> NodeState:
@@ -69,9 +73,3 @@ class NodeAgent:
         logs.remove(self._output)
         self._output = None
         return NodeState(False, said)
-
-    def _watch(self, pid: int) -> None:
-        try:
-            self._process = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            self._process = None

@@ -21,7 +21,7 @@ from deploy.commands.conductors import cluster_status, views
 from deploy.join.tokens import TokenBook
 from deploy.ray import cluster as on_ray
 from deploy.ray.cluster import Agent, Held, RayNode
-from deploy.ray.orders import NodeOrder
+from deploy.ray.orders import NodeOrder, identity
 from deploy.ray.placement import Action, Adopt, Leave, Phase, Place, PlacedNode, Placement, PlaceState, PlaceView, Release, Sight
 from deploy.ray.record import PlacementBook, PlacementRecord
 from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, pool_config, preferences
@@ -30,7 +30,7 @@ from springtide.config import ENV_PREFIX, ClusterConfig, in_url
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, Unavailable
 from springtide.membership import Member, Membership
-from springtide.process import ProcessArguments, parse_arguments, run, stage_id
+from springtide.process import ProcessArguments, parse_arguments, run
 from springtide.protocol.instances import Role
 from springtide.protocol.status import ClusterStatus
 from springtide.supervision import first_of, supervised
@@ -220,7 +220,7 @@ class Placer:
                 await self._tell()
                 if ask.adopts:
                     for stage, agent in enumerate(ask.held.agents):
-                        await asyncio.to_thread(agent.adopt, self._config.cluster, stage_id(name, stage))
+                        await asyncio.to_thread(agent.adopt, identity(name, ask.node.placement, stage))
                 elif self._knows_cards(ask.held):
                     with contextlib.suppress(Unavailable):  # Valkey is away: at the next look
                         for agent, order in zip(ask.held.agents, await self._orders(ask), strict=True):

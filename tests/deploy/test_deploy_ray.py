@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +25,10 @@ from deploy.local import logs
 from deploy.local.display import Display
 from deploy.local.node import Beside, NodeOptions
 from deploy.local.plan import ClusterPaths, placed, processes
+from deploy.local.rundir import ClusterRecord, running_clusters, write_record
 from deploy.ray import node as ray_node
 from deploy.ray.lifeline import Lifeline
-from deploy.ray.orders import NodeOrder
+from deploy.ray.orders import NodeOrder, identity
 from deploy.ray.placement import (
     ABSENT_S,
     ADOPT_S,
@@ -490,6 +498,30 @@ def test_a_node_is_one_bundle_of_processors_cards_memory_and_what_else_is_asked_
 def test_a_new_node_has_the_cards_that_are_left_by_those_that_were_found_again(given: str, booked: str, used: str, has: str) -> None:
     """Of which each goes on with the cards that it had, and may have been given others by Ray, or shares one."""
     assert "".join(cards_of(given, booked, used)) == has
+
+
+def test_an_agent_finds_its_own_nodes_process_again_not_one_of_another_cluster_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_module = pytest.importorskip("deploy.ray.agent", exc_type=ImportError)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with ExitStack() as stack:
+        for placement in ("one", "other", "third"):
+            environment = {**os.environ, "PLACED_BY_SPRINGTIDE": identity("decode-0", placement, 0)}
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment))
+            created = psutil.Process(process.pid).create_time()
+            there = {"decode-0-store": process.pid}
+            write_record(ClusterRecord(process.pid, created, f"http://{placement}", "", "", "springtide", "", "", True, True, there))
+        agent = agent_module.NodeAgent()
+        assert agent.adopt(identity("decode-0", "fourth", 0)) == ()
+        assert not agent.state().runs
+        assert agent.adopt(identity("decode-0", "other", 0)) == ("3",)
+        assert agent.state().runs
+        (other,) = (record for record in running_clusters() if record.url == "http://other")
+        os.kill(other.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(other.pid)])
+        assert not agent.state().runs
 
 
 def test_a_group_whose_stages_are_apart_takes_a_bundle_for_each_of_them() -> None:
