@@ -121,7 +121,15 @@ keep_books()
 _COUNT = """
 local lasts_ms = redis.call('PTTL', KEYS[1])
 if lasts_ms == -2 then return end
-for i = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
+for i = 2, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
+if ARGV[1] ~= '' then
+  local all, sum = redis.call('HGETALL', KEYS[2]), 0
+  for i = 2, #all, 2 do sum = sum + tonumber(all[i]) end
+  for i = 1, sum > tonumber(ARGV[1]) and #all or 0, 2 do
+    local half = math.floor(tonumber(all[i + 1]) / 2)
+    if half > 0 then redis.call('HSET', KEYS[2], all[i], half) else redis.call('HDEL', KEYS[2], all[i]) end
+  end
+end
 if lasts_ms > 0 then redis.call('PEXPIRE', KEYS[2], lasts_ms) end
 """
 
@@ -242,10 +250,12 @@ class Records:
                 return changed
         raise Unavailable(f"{record_id} is changed by many at once; try again", code="conflict")
 
-    async def count(self, owner: str, record_id: str, part: str, counts: Mapping[str, int]) -> None:
-        """Adds to the fields of a part that is a hash of whole numbers. Where there is no record, nothing is counted."""
+    async def count(self, owner: str, record_id: str, part: str, counts: Mapping[str, int], most: int | None = None) -> None:
+        """Adds to the fields of a part that is a hash of whole numbers. Where there is no record, nothing is counted. When they are more
+        than `most` together all are halved, so that what was counted last weighs most, and what is counted no more goes."""
         keys = [self._key(owner, record_id), self.part_key(part, owner, record_id)]
-        await asked(self._count(keys=keys, args=[word for field, count in counts.items() for word in (field, count)]))
+        words = [word for field, count in counts.items() for word in (field, count)]
+        await asked(self._count(keys=keys, args=["" if most is None else most, *words]))
 
     async def delete(self, owner: str, record_id: str, *, also: Sequence[Command] = ()) -> bool:
         """Whether there was one. `also` is done in the same step."""

@@ -29,7 +29,9 @@ _LOOK_S = 60.0
 """For its keeper to see the end of one that marks have made."""
 _MAKING_S = 30.0
 """What is taken of a budget for a cache that is not written down by then comes back."""
-_PARTS = ("content", "keys", "meter")
+RECENT_USES = 64
+"""Of a cache, by store: of more together, each counts half."""
+_PARTS = ("content", "keys", "meter", "uses")
 """What is kept of a cache beside its record."""
 
 # KEYS: the tenant's budget, a hash of 'TOKENS UNTIL KEY' by cache. ARGV: now, cache, its tokens, until when it counts, its API key, the
@@ -225,6 +227,14 @@ class Catalogue:
     async def count(self, cache: ContextCache, **counts: int) -> None:
         """Adds to its meter: Meter's fields."""
         await self._records(cache.cache_id).count(cache.tenant, cache.cache_id, "meter", counts)
+
+    async def uses(self, tenant: str, cache_id: str) -> Mapping[NodeId, int]:
+        """How often it has been used of late at each store."""
+        counts = await asked(self._client.hgetall(self._key("uses", tenant, cache_id)))
+        return {NodeId(text_of(node_id)): int(count) for node_id, count in counts.items()}
+
+    async def count_use(self, tenant: str, cache_id: str, node_id: NodeId) -> None:
+        await self._records(cache_id).count(tenant, cache_id, "uses", {node_id: 1}, RECENT_USES)
 
     # ---- tags ----
 

@@ -1,7 +1,8 @@
 """What is done for a context cache: one look at it, from its beginning to the time of the next. Free of I/O, clock and randomness.
 
-A look begins with what stores there are. Those that held it are asked to pin it anew, which shows what they still hold; where none does, it
-is computed, and pinned where it was; where fewer hold it than should, others copy it. All of it may be done again, by whomever, whenever.
+A look begins with what stores there are. Those that held it are asked to pin it anew, which shows what they still hold. Where else requests
+use it they have left a copy, which is pinned in place of one that is missing, or is used much less. Where nobody holds it, it is computed,
+and pinned where it was; where fewer hold it than should, others copy it. All of it may be done again, by whomever, whenever.
 
 What takes long is no part of most looks: one that wants it ends, and another, whose turn has come, begins again and works. What is held
 goes on being looked at meanwhile.
@@ -9,7 +10,8 @@ goes on being looked at meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
 
@@ -20,6 +22,8 @@ LOOK_EVERY_S = 20.0
 """At a cache that is as it should be. Stores that come and go are noticed sooner (`Keeper`)."""
 PIN_LEASE_S = 600.0
 """How long a pin outlives its cache's keepers: so long the front end may be away as a whole."""
+_MUCH_MORE, _MORE_USES = 2, 4
+"""A pin moves to where it has been used so many times as often as where it is, and so often beyond that: it shall not go to and fro."""
 _RETRY_S, _MOST_RETRY_S = 1.0, 30.0
 MOST_BREAKDOWNS = 5
 """The most tries in a row to compute one with which whoever computes it breaks down. Each took several nodes."""
@@ -56,6 +60,8 @@ class Begun:
     """The look begins."""
 
     stores: tuple[Store, ...]
+    uses: Mapping[NodeId, int] = field(default_factory=dict)
+    """How often requests have used it of late, by where their prompts were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +183,15 @@ class Look:
         self._works = works
         self._kept = cache.kept
         self._stores: dict[NodeId, Store] = {}
+        self._uses: Mapping[NodeId, int] = {}
         self._asked: set[NodeId] = set()
         """Who has yet to answer."""
         self._holders: set[NodeId] = set()
         """Who has pinned all of it."""
         self._tried: set[NodeId] = set()
         """Who does not answer, or has been asked to copy it, in this look."""
+        self._looked_for: set[NodeId] = set()
+        """Who has been asked to pin the copy that is used there, in this look. It may still be asked to copy it."""
         self._computed = False
         self._over = False
 
@@ -194,13 +203,18 @@ class Look:
         if self._over:
             return []
         match event:
-            case Begun(stores):
+            case Begun(stores, uses):
+                self._uses = uses
                 return self._on_begun(stores, now)
             case Pinned(node_id, blocks):
                 return self._on_pinned(node_id, blocks, now)
             case NotPinned(node_id):
                 self._tried.add(node_id)
                 return self._answered(node_id, now)
+            case TooManyHard(node_id) if len(self._holders) >= self._cache.replicas:
+                # It is held elsewhere, hard maybe: it does not move to where it would be soft.
+                self._tried.add(node_id)
+                return [Unpin(node_id), *self._answered(node_id, now)]
             case TooManyHard(node_id):
                 return [Pin(node_id, Strength.SOFT, self._pin_ttl_s(now))]
             case Copied(node_id, blocks):
@@ -259,10 +273,13 @@ class Look:
 
     def _next(self, now: float) -> list[Action]:
         """What is still to be done, now that nobody is awaited."""
+        if used := self._used_elsewhere():
+            self._looked_for.update(used)
+            return [self._pin(node_id, now) for node_id in used]
         if not self._holders:
             return self._recover(now)
         actions: list[Action] = []
-        surplus = sorted(self._holders, key=self._rank)[self._cache.replicas :]
+        surplus = sorted(self._holders, key=self._by_use)[self._cache.replicas :]
         for node_id in surplus:
             self._holders.discard(node_id)
             self._tried.add(node_id)
@@ -279,6 +296,15 @@ class Look:
             self._tried.add(node_id)
             actions.append(Copy(node_id, sources))
         return actions if self._asked else [*actions, *self._rest(now + LOOK_EVERY_S)]
+
+    def _used_elsewhere(self) -> list[NodeId]:
+        """Stores whose copy, if they still have it, is to be pinned in place of one that is missing, or is used much less."""
+        others = self._stores.keys() - self._holders - self._tried - self._looked_for
+        used = sorted((node_id for node_id in others if self._uses.get(node_id)), key=self._by_use)
+        missing = max(0, self._cache.replicas - len(self._holders))
+        least = sorted(self._uses.get(node_id, 0) for node_id in self._holders)
+        rivals = zip(used[missing:], least, strict=False)
+        return used[:missing] + [node_id for node_id, uses in rivals if self._uses[node_id] >= _MUCH_MORE * uses + _MORE_USES]
 
     def _recover(self, now: float) -> list[Action]:
         """Nobody holds all of it."""
@@ -316,6 +342,10 @@ class Look:
     def _rest(self, until: float | None, works: bool = False) -> list[Action]:
         self._over = True
         return [Rest(until if until is None else min(until, self._cache.expires_at), works)]
+
+    def _by_use(self, node_id: NodeId) -> tuple[int, bool, bytes]:
+        """Where it is used most first."""
+        return (-self._uses.get(node_id, 0), *self._rank(node_id))
 
     def _rank(self, node_id: NodeId) -> tuple[bool, bytes]:
         """The best first: where prompts are computed; among these, another for each cache, and the same one at each look."""

@@ -342,6 +342,8 @@ class Desk:
         """Counts the use of a context cache by a request whose prompt of this number has been answered, and keeps what it has marked.
         Returns why the cache was missed; empty: it was not."""
         missed = self.used(request.use, reply.cached_tokens) if request.use is not None and prompt == 0 else None
+        if request.use is not None and request.use.matches and prompt == 0 and reply.prompt_at is not None:
+            self._spawn(self._catalogue.count_use(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id))
         if missed is not None and missed is not MissReason.MESSAGES_CHANGED and request.use is not None and reply.prompt_at is not None:
             self.found(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
         if reply.prompt_at is not None and request.marks:
@@ -400,6 +402,7 @@ class Desk:
 
         if not await self._catalogue.add(cache, keys, b"", now):
             await self._catalogue.change(tenant, cache_id, renew, now)
+        await self._catalogue.count_use(tenant, cache_id, prompt_at)
         self._keeper.hurry()
         for mark_id in covered:
             if (removed := await self._catalogue.remove(tenant, mark_id)) is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -184,8 +184,9 @@ class Keeper:
             await self._agenda.put_back(claim, None)
             return
         keys = await self._catalogue.keys(claim.tenant, claim.cache_id)
+        uses = await self._catalogue.uses(claim.tenant, claim.cache_id)
         works = claim.errand is Errand.WORK
-        doing = _Doing(self._catalogue, self._stores, self._computer, cache, keys, works, self._now)
+        doing = _Doing(self._catalogue, self._stores, self._computer, cache, keys, uses, works, self._now)
         renewing = asyncio.create_task(self._renew(claim, doing))
         try:
             rest = await doing.run()
@@ -231,6 +232,7 @@ class _Doing:
         computer: Computer,
         cache: ContextCache,
         keys: Sequence[BlockKey],
+        uses: Mapping[NodeId, int],
         works: bool,
         now: Callable[[], float],
     ) -> None:
@@ -239,6 +241,7 @@ class _Doing:
         self._computer = computer
         self._cache = cache
         self._keys = keys
+        self._uses = uses
         self._works = works
         self._now = now
         self._events: asyncio.Queue[core.Event | Exception] = asyncio.Queue()
@@ -259,7 +262,7 @@ class _Doing:
     async def run(self) -> core.Rest:
         """When the cache is due again, and for what."""
         look = core.Look(self._cache, self._works)
-        self._events.put_nowait(core.Begun(self._stores.seen))
+        self._events.put_nowait(core.Begun(self._stores.seen, self._uses))
         try:
             while True:
                 event = await self._events.get()

@@ -32,6 +32,7 @@ class World:
     dead: set[NodeId] = field(default_factory=set)
     no_hard: set[NodeId] = field(default_factory=set)
     no_copies: set[NodeId] = field(default_factory=set)
+    uses: dict[NodeId, int] = field(default_factory=dict)
     computing_fails: bool = False
     computed: int = 0
     actions: list[core.Action] = field(default_factory=list)
@@ -59,7 +60,7 @@ class World:
         return cache, rest.until
 
     def one_look(self, cache: ContextCache, now: float, deleted: bool, works: bool) -> tuple[ContextCache, core.Rest]:
-        look, events = Look(cache, works), deque[core.Event]([core.Begun(tuple(self.stores.values()))])
+        look, events = Look(cache, works), deque[core.Event]([core.Begun(tuple(self.stores.values()), self.uses)])
         while True:
             assert events, f"nothing is under way, and the look is not over: {self.actions}"
             for action in look.handle(events.popleft(), now):
@@ -136,6 +137,62 @@ def test_a_store_that_died_is_replaced_by_a_copy_and_nothing_is_computed() -> No
     world.dead.add(lost)
     cache, _ = world.look(cache, NOW + 1)
     assert lost not in cache.kept.held and len(cache.kept.held) == 2 and world.computed == 1
+
+
+def in_use(uses: dict[str, int], strength: Strength = Strength.SOFT, replicas: int = 1) -> tuple[World, ContextCache]:
+    """A cache of which four stores have a copy, and that was pinned where it was computed before it was used so often at each of them."""
+    world = World.of(4)
+    cache, _ = world.look(new_cache(strength=strength, replicas=replicas), NOW)
+    world.held = dict.fromkeys(world.stores, BLOCKS)
+    world.uses = {NodeId(node): count for node, count in uses.items()}
+    world.actions.clear()
+    return world, cache
+
+
+def test_a_pin_moves_to_a_copy_that_is_used_much_more() -> None:
+    world, cache = in_use({"node-0": 3, "node-1": 20, "node-2": 12}, Strength.HARD)
+    cache, _ = world.look(cache, NOW + 20)
+    assert world.pins == {NodeId("node-1"): Strength.HARD} and set(cache.kept.held) == {NodeId("node-1")}
+    assert not any(isinstance(action, core.Copy) for action in world.actions), "the copy was there"
+    world.actions.clear()
+    assert world.look(cache, NOW + 40)[0] == cache and len(world.actions) == 2, "there it stays"
+
+
+def test_a_pin_stays_where_it_is_used_about_as_much_as_elsewhere() -> None:
+    for uses in ({"node-0": 20, "node-1": 40}, {"node-1": 3}, {"gone": 60}):
+        world, cache = in_use(uses)
+        assert world.look(cache, NOW + 20)[0] == cache and set(world.pins) == {NodeId("node-0")}
+
+
+def test_of_several_pins_those_move_where_it_is_used_least() -> None:
+    world, cache = in_use({"node-0": 30, "node-1": 1, "node-2": 30, "node-3": 20}, replicas=2)
+    assert set(cache.kept.held) == {NodeId("node-0"), NodeId("node-1")}
+    cache, _ = world.look(cache, NOW + 20)
+    assert set(world.pins) == set(cache.kept.held) == {NodeId("node-0"), NodeId("node-2")}
+
+
+def test_a_pin_does_not_move_to_what_is_no_whole_copy_nor_to_where_it_would_be_soft() -> None:
+    world, cache = in_use({"node-1": 20, "node-2": 10}, Strength.HARD)
+    world.held[NodeId("node-1")] = BLOCKS - 1
+    world.no_hard.add(NodeId("node-2"))
+    assert world.look(cache, NOW + 20)[0] == cache and world.pins == {NodeId("node-0"): Strength.HARD}
+
+
+def test_when_the_pinned_copy_is_lost_one_where_it_is_used_takes_its_place_and_nothing_is_computed() -> None:
+    for marked in (False, True):
+        world, cache = in_use({"node-2": 1})
+        world.restart(NodeId("node-0"))
+        cache, _ = world.look(replace(cache, marked=marked), NOW + 1)
+        assert set(world.pins) == set(cache.kept.held) == {NodeId("node-2")}
+        assert [action.kept.status for action in world.actions if isinstance(action, core.Save)] == [Status.READY], "it was never pending"
+        assert world.computed == 1
+
+
+def test_copies_that_are_there_are_pinned_before_others_are_made() -> None:
+    world, cache = in_use({"node-3": 1})
+    cache, _ = world.look(replace(cache, replicas=2), NOW + 20)
+    assert set(cache.kept.held) == {NodeId("node-0"), NodeId("node-3")}
+    assert not any(isinstance(action, core.Copy) for action in world.actions)
 
 
 def test_it_is_pending_while_nobody_holds_it_and_computed_anew() -> None:
@@ -267,7 +324,7 @@ def test_begun_minutes_count_whole_and_times_of_rest_do_not() -> None:
     strength=st.sampled_from(Strength),
     faults=st.lists(
         st.tuples(
-            st.sampled_from(["restart", "die", "gone", "evict", "no_hard", "no_copies", "cannot compute", "mend"]), st.integers(0, 5)
+            st.sampled_from(["restart", "die", "gone", "evict", "no_hard", "no_copies", "cannot compute", "use", "mend"]), st.integers(0, 5)
         ),
         max_size=20,
     ),
@@ -302,6 +359,10 @@ def test_whatever_fails_it_is_held_again_once_the_stores_are_well(
                 world.no_hard.add(node)
             case "no_copies":
                 world.no_copies.add(node)
+            case "use":
+                world.uses[node] = world.uses.get(node, 0) + 5
+                if node in world.stores and node not in world.dead:
+                    world.held[node] = BLOCKS
             case "cannot compute":
                 world.computing_fails = True
             case "mend":

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,8 +33,10 @@ from gateway.caching.stores import Stores
 from gateway.records import RecordsFull
 from gateway.tenancy import TenantHashing
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
-from springtide.ids import BlockKey, NodeId, RequestId
+from springtide.ids import BlockKey, InstanceId, NodeId, RequestId
 from springtide.membership import Membership
+from springtide.protocol.instances import InstanceRef
+from springtide.protocol.outputs import Finish
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import store_pb2 as pb
 from springtide.valkey import ValkeyClient
@@ -559,6 +562,69 @@ async def test_a_miss_is_looked_after(world: World) -> None:
     assert desk.used(Use(cache, Status.READY), cached_tokens=0) == MissReason.NOT_HELD
     await comes_to(lambda: world.pins("node-0"))
     assert world.recital.computed == 2
+
+
+async def use_at(desk: Desk, cache: ContextCache, node_id: str) -> None:
+    """A request that begins with the cache has been answered, whose prompt was computed at that node."""
+    request: Any = SimpleNamespace(tenant=cache.tenant, use=Use(cache, Status.READY), marks=())
+    prompt_at = InstanceRef(InstanceId(f"{node_id}-prefill"), "prefill", "", NodeId(node_id), "")
+    desk.answered(request, 0, ev.Finished(Finish.STOP, cached_tokens=64, prompt_at=prompt_at))
+    await asyncio.gather(*desk._tasks)
+
+
+async def test_a_pin_moves_to_where_its_cache_is_used(world: World) -> None:
+    await world.start("node-0", "node-1")
+    front_end = await world.front_end()
+    desk = front_end.desk
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    await world.recital.engines[NodeId("node-1")].cache(tenants_keys("ann", render(talk("You are helpful. " * 4))), tenant="ann")
+    for _ in range(5):
+        await use_at(desk, cache, "node-1")
+    await front_end.catalogue.wake("ann", cache.cache_id, time.time())
+    cache = await until(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
+    assert cache.pin_id in await world.pins("node-1") and not await world.pins("node-0")
+    assert world.recital.computed == 1
+
+
+async def test_a_cache_whose_pinned_store_dies_is_ready_where_it_has_been_used(world: World) -> None:
+    await world.start("node-0", "node-1")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    await world.recital.engines[NodeId("node-1")].cache(tenants_keys("ann", render(talk("You are helpful. " * 4))), tenant="ann")
+    await use_at(desk, cache, "node-1")
+    await world.kill("node-0")
+    await until(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
+    assert world.recital.computed == 1
+
+
+async def test_of_a_caches_uses_the_last_count_most_and_whose_there_are_no_more_are_forgotten(world: World) -> None:
+    front_end = await world.front_end()
+    cache = await front_end.desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
+    for node, times in (("node-0", 1), ("node-1", catalogues.RECENT_USES)):
+        for _ in range(times):
+            await front_end.catalogue.count_use("ann", cache.cache_id, NodeId(node))
+    assert await front_end.catalogue.uses("ann", cache.cache_id) == {NodeId("node-1"): catalogues.RECENT_USES // 2}
+    await front_end.desk.delete(ANN, cache.cache_id)
+    await front_end.catalogue.count_use("ann", cache.cache_id, NodeId("node-0"))
+    assert await front_end.catalogue.uses("ann", cache.cache_id) == {}
+
+
+async def test_a_marks_pin_follows_its_use(world: World) -> None:
+    await world.start("node-0", "node-1")
+    desk, keys = (await world.front_end()).desk, tenants_keys("ann", range(64))
+    for node in world.processes:
+        await world.recital.engines[node].cache(keys, tenant="ann")
+    desk.mark("ann", keys, 60.0, NodeId("node-0"))
+    await comes_to(lambda: world.pins("node-0"))
+    await asyncio.gather(*desk._tasks)
+    for _ in range(6):
+        desk.mark("ann", keys, 60.0, NodeId("node-1"))
+        await asyncio.gather(*desk._tasks)
+
+    async def moved() -> bool:
+        return bool(await world.pins("node-1")) and not await world.pins("node-0")
+
+    await comes_to(moved)
 
 
 async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: World) -> None:
