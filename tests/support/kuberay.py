@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.support.chart import NAMESPACE, Object, Pods, pods
+from tests.support.chart_environment import quantity
 
 RAY_PORT = 6379
 
@@ -59,7 +60,7 @@ def start_command(given: dict[str, str], limits: dict[str, Any], head: str) -> s
     """`head`: where Ray's is; empty: it is to be here."""
     parameters = {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365", **given, "block": "true"}
     parameters |= {"address": head} if head else {"dashboard-host": "0.0.0.0"}
-    parameters.setdefault("memory", str(_bytes(limits["memory"])))
+    parameters.setdefault("memory", str(int(quantity(limits["memory"]))))
     flags = []
     for name, value in sorted(parameters.items()):
         if value in ("true", "false") and name not in ("log-color", "include-dashboard", "include-log-monitor"):
@@ -67,8 +68,3 @@ def start_command(given: dict[str, str], limits: dict[str, Any], head: str) -> s
         else:
             flags.append(f" --{name}={value} ")
     return f"ray start {'' if head else '--head '}{''.join(flags)}"
-
-
-def _bytes(quantity: str) -> int:
-    units = {"Mi": 1 << 20, "Gi": 1 << 30}
-    return int(quantity[:-2]) * units[quantity[-2:]]
