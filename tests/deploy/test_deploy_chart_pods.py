@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.chart import Object
 from tests.support.chart_environment import command_line, expanded, quantity, variables
+from tests.support.chart_pods import KILLED, Cluster, Pod
+from tests.support.netns import Unavailable
 
 POD = {
     "metadata": {"name": "a-0", "namespace": "models", "labels": {"example.com/part": "a"}},
@@ -80,7 +88,12 @@ def test_what_is_not_there_is_missed(source: dict[str, Any]) -> None:
 
 
 def test_the_command_is_followed_by_its_arguments() -> None:
-    assert command_line({"name": "a", "command": ["get", "$(A)"], "args": ["--to", "$(B)"]}, {"A": "1", "B": "2"}) == ["get", "1", "--to", "2"]
+    assert command_line({"name": "a", "command": ["get", "$(A)"], "args": ["--to", "$(B)"]}, {"A": "1", "B": "2"}) == [
+        "get",
+        "1",
+        "--to",
+        "2",
+    ]
     with pytest.raises(ValueError, match="image"):
         command_line({"name": "a", "args": ["--to", "x"]}, {})
 
@@ -88,3 +101,146 @@ def test_the_command_is_followed_by_its_arguments() -> None:
 @pytest.mark.parametrize(("text", "expected"), [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("3k", 3000)])
 def test_quantities_are_kubernetes_own(text: str, expected: float) -> None:
     assert quantity(text) == expected
+
+
+SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+USER = {"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10002}
+wants_root = pytest.mark.skipif(os.geteuid() != 0, reason="wants root")
+
+
+def container(script: str, mounts: dict[str, str], **more: Any) -> Object:
+    """One that runs this script. `mounts`: volumes by where they are mounted."""
+    mounted = [{"name": volume, "mountPath": path} for path, volume in mounts.items()]
+    return {"name": "main", "command": ["sh", "-c"], "args": [script], "volumeMounts": mounted, "securityContext": SECURITY, **more}
+
+
+def workload(*containers: Object, kind: str = "Pod", volumes: tuple[Object, ...] = (), **spec: Any) -> Object:
+    template = {
+        "metadata": {"labels": {"app.kubernetes.io/component": "a"}},
+        "spec": {"securityContext": USER, "terminationGracePeriodSeconds": 60, "containers": containers, "volumes": volumes, **spec},
+    }
+    return {"kind": kind, **template} if kind == "Pod" else {"kind": kind, "spec": {"template": template}}
+
+
+@contextmanager
+def cluster_of(objects: list[Object], directory: Path) -> Iterator[Cluster]:
+    try:
+        cluster = Cluster(objects, directory)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def said(pod: Pod, name: str = "main") -> list[str]:
+    """What a container has said by its end."""
+    assert pod.containers[name].wait() == 0, pod.containers[name].log.read_text()
+    return pod.containers[name].log.read_text().split()
+
+
+EMPTY: Object = {"emptyDir": {}}
+
+
+@wants_root
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_container_writes_into_what_is_mounted_for_that_and_nowhere_else(tmp_path: Path, read_only: bool) -> None:
+    places = ("/", "/etc", "/var/tmp", "/srv/springtide", "/data", "/seen", "/settings", "/secrets", "/dev/shm")
+    script = f"for place in {' '.join(places)}; do touch $place/here 2>/dev/null && echo $place; done; exit 0"
+    mounts = {"/tmp": "tmp", "/data": "data", "/settings": "settings", "/secrets": "secrets"}
+    writing = container(script, mounts, securityContext={**SECURITY, "readOnlyRootFilesystem": read_only})
+    writing["volumeMounts"].append({"name": "data", "mountPath": "/seen", "readOnly": True})
+    volumes = (
+        {"name": "tmp", **EMPTY},
+        {"name": "data", **EMPTY},
+        {"name": "settings", "configMap": {"name": "settings"}},
+        {"name": "secrets", "secret": {"secretName": "hub"}},
+    )
+    with cluster_of([workload(writing, volumes=volumes), *OBJECTS], tmp_path) as cluster:
+        cluster.start("a-0")
+        assert said(cluster.pods["a-0"]) == [*(() if read_only else ("/var/tmp",)), "/data", "/dev/shm"]
+    assert not Path("/var/tmp/here").exists() and not Path("/dev/shm/here").exists()
+
+
+@wants_root
+def test_a_container_is_its_pods_user_without_a_privilege_in_a_pod_of_its_own_name(tmp_path: Path) -> None:
+    script = "id -u; id -G; grep -E 'NoNewPrivs|Cap(Bnd|Eff|Prm)' /proc/self/status; hostname; stat -c '%a %u %g' /secrets/TOKEN"
+    volumes = ({"name": "secrets", "secret": {"secretName": "hub", "defaultMode": 0o400}},)
+    with cluster_of([workload(container(script, {"/secrets": "secrets"}), volumes=volumes), *OBJECTS], tmp_path) as cluster:
+        cluster.start("a-0")
+        none = "0" * 16
+        privileges = ["CapPrm:", none, "CapEff:", none, "CapBnd:", none, "NoNewPrivs:", "1"]
+        assert said(cluster.pods["a-0"]) == ["10001", "10001", "10002", *privileges, "a-0", "440", "0", "10002"]
+
+
+@wants_root
+def test_what_prepares_a_pod_comes_first_in_its_order_and_a_part_of_a_volume_is_seen_alone(tmp_path: Path) -> None:
+    first = {
+        **container("mkdir /all/part; echo $WORD > /all/part/file", {"/all": "data"}, envFrom=[{"secretRef": {"name": "hub"}}]),
+        "name": "first",
+    }
+    first["env"] = [{"name": "WORD", "value": "a$(TOKEN)"}]
+    second = {**container("cat /all/part/file; echo b >> /all/part/file", {"/all": "data"}), "name": "second"}
+    main = container("cat /part/file; ls /part", {})
+    main["volumeMounts"] = [{"name": "data", "mountPath": "/part", "subPath": "part", "readOnly": True}]
+    made = workload(main, volumes=({"name": "data", **EMPTY},), initContainers=[first, second])
+    with cluster_of([made, *OBJECTS], tmp_path) as cluster:
+        cluster.start("a-0")
+        assert said(cluster.pods["a-0"], "second") == ["aword"]
+        assert said(cluster.pods["a-0"]) == ["aword", "b", "file"]
+
+
+@wants_root
+def test_what_a_pod_has_claimed_is_there_for_the_next_of_its_name_alone(tmp_path: Path) -> None:
+    made = workload(
+        container("cat /data/* 2>/dev/null; ls /own; echo $HOSTNAME | tee /data/name /own/name", {"/data": "data", "/own": "own"}),
+        kind="StatefulSet",
+        volumes=({"name": "own", **EMPTY},),
+    )
+    made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}}]
+    with cluster_of([made], tmp_path) as cluster:
+        cluster.start("a-0", "a-1")
+        before = [said(cluster.pods[name]) for name in ("a-0", "a-1")]
+        cluster.stop("a-0")
+        cluster.start("a-0")
+        assert [*before, said(cluster.pods["a-0"])] == [["a-0"], ["a-1"], ["a-0", "a-0"]]
+
+
+SERVES: Object = {"ports": [{"name": "http", "containerPort": 8000}], "startupProbe": {"exec": {"command": ["test", "-e", "/run/there"]}}}
+STOPS = "trap 'date +%s%N > /run/{0}; exit {1}' TERM; touch /run/there; while :; do sleep 0.1; done"
+
+
+@wants_root
+def test_sidecars_end_after_the_main_container_and_who_outlives_the_grace_is_killed(tmp_path: Path) -> None:
+    side = container(STOPS.format("side", 4), {"/run": "run"}, **SERVES, restartPolicy="Always")
+    main = container(STOPS.format("main", 3), {"/run": "run"}, **SERVES)
+    volumes = ({"name": "run", "emptyDir": {"sizeLimit": "1Mi"}},)
+    with cluster_of([workload(main, volumes=volumes, initContainers=[{**side, "name": "side"}])], tmp_path) as cluster:
+        cluster.start("a-0")
+        assert cluster.stop("a-0") == {"a-0": {"main": 3, "side": 4}}
+        ended = [int((tmp_path / "0/volumes/run" / name).read_text()) for name in ("main", "side")]
+        assert ended == sorted(ended)
+    deaf = container("trap '' TERM; touch /run/there; while :; do sleep 0.1; done", {"/run": "run"}, **SERVES)
+    with cluster_of([workload(deaf, volumes=volumes, terminationGracePeriodSeconds=0)], tmp_path / "deaf") as cluster:
+        cluster.start("a-0")
+        assert cluster.stop("a-0") == {"a-0": {"main": KILLED}}
+
+
+@wants_root
+def test_a_pod_with_more_in_a_volume_than_that_may_have_is_evicted(tmp_path: Path) -> None:
+    full = container("head -c 2097152 /dev/zero > /data/file", {"/data": "data"})
+    with cluster_of([workload(full, volumes=({"name": "data", "emptyDir": {"sizeLimit": "1Mi"}},))], tmp_path) as cluster:
+        cluster.start("a-0")
+        said(cluster.pods["a-0"])
+        with pytest.raises(AssertionError, match="evicted"):
+            cluster.stop("a-0")
+
+
+@wants_root
+def test_tini_passes_on_what_it_is_told_and_says_how_its_child_has_ended(tmp_path: Path) -> None:
+    waits = {**container("touch /run/there; exec sleep 600", {"/run": "run"}, **SERVES), "command": ["tini", "--", "sh", "-c"]}
+    with cluster_of([workload(waits, volumes=({"name": "run", **EMPTY},))], tmp_path) as cluster:
+        cluster.start("a-0")
+        assert Path(f"/proc/{cluster.pods['a-0'].containers['main'].pid}/comm").read_text() == "sleep\n"
+        assert cluster.stop("a-0") == {"a-0": {"main": 128 + signal.SIGTERM}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from tests.support.chart import Object, of_kind
@@ -44,10 +44,10 @@ def variables(container: Object, pod: Object, objects: Sequence[Object]) -> dict
                 there = contents(kind, reference, objects)
                 found |= {f"{source.get('prefix', '')}{key}": content.decode() for key, content in there.items()}
     for variable in container.get("env", []):
-        if "valueFrom" in variable:
-            found |= {variable["name"]: text for text in _from(variable["valueFrom"], container, pod, objects)}
-        else:
+        if "valueFrom" not in variable:
             found[variable["name"]] = expanded(variable.get("value", ""), found)
+        elif (value := _from(variable["valueFrom"], container, pod, objects)) is not None:
+            found[variable["name"]] = value
     return found
 
 
@@ -62,20 +62,18 @@ def contents(kind: str, reference: Object, objects: Sequence[Object]) -> dict[st
     raise LookupError(f"there is no {kind} {name}")
 
 
-def _from(source: Object, container: Object, pod: Object, objects: Sequence[Object]) -> Iterator[str]:
-    """At most one, which is the value."""
+def _from(source: Object, container: Object, pod: Object, objects: Sequence[Object]) -> str | None:
+    """None: there is no such value, and need not be."""
     (kind, reference) = next(iter(source.items()))
     if kind == "fieldRef":
-        yield _field(pod, reference["fieldPath"])
-    elif kind == "resourceFieldRef":
+        return _field(pod, reference["fieldPath"])
+    if kind == "resourceFieldRef":
         bounds, _, resource = reference["resource"].partition(".")
-        yield str(math.ceil(quantity(str(container["resources"][bounds][resource])) / quantity(str(reference.get("divisor", "1")))))
-    else:
-        there = contents({"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}[kind], reference, objects)
-        if reference["key"] in there:
-            yield there[reference["key"]].decode()
-        elif not reference.get("optional"):
-            raise LookupError(f"{reference['name']} has no {reference['key']}")
+        return str(math.ceil(quantity(str(container["resources"][bounds][resource])) / quantity(str(reference.get("divisor", "1")))))
+    there = contents({"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}[kind], reference, objects)
+    if reference["key"] not in there and not reference.get("optional"):
+        raise LookupError(f"{reference['name']} has no {reference['key']}")
+    return there[reference["key"]].decode() if reference["key"] in there else None
 
 
 def _field(pod: Object, path: str) -> str:

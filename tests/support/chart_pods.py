@@ -1,15 +1,17 @@
 """The pods of a rendered chart as processes of this machine: each pod a network namespace with an address of its own, each container a root
-laid over this machine's, with the pod's volumes where the container mounts them, as the user that the pod runs as.
+laid over this machine's, which it may write where it may in Kubernetes, with the pod's volumes where the container mounts them, as the user
+that the pod runs as and with no privilege more.
 
-What stands in for Kubernetes: Services are lines of /etc/hosts, each with the latest of its pods; `tini` is a line of shell.
+What stands in for Kubernetes: Services are lines of /etc/hosts, each with the latest of its pods; `tini` is some lines of shell. Limits of
+processors and memory hold nobody, and network policies neither.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,15 +26,32 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
+from tests.support.chart_environment import command_line, contents, quantity, variables
 from tests.support.netns import Plugged, Switch, Unavailable
 
 PATIENCE_S = 120.0
-TINI = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+TINI = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+trap 'kill -TERM $child' TERM
+"$@" &
+child=$!
+wait $child
+code=$?
+while kill -0 $child 2>/dev/null; do
+    wait $child
+    code=$?
+done
+exit $code
+"""
+KILLED = 128 + signal.SIGKILL
 ROOT = "/mnt/root"
 CODE = "/srv/springtide"
 """Where a container has this repository, which may lie below something that it mounts."""
 MOUNTED = "/tmp"
 """A volume of every container's."""
+CONTENTS = {"configMap": "ConfigMap", "secret": "Secret"}
+"""Volumes that are of what is in an object, which nobody writes."""
 TCP_PROBE = "import sys, socket; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 HTTP_PROBE = "import ssl, sys, urllib.request as http; http.urlopen(sys.argv[1], timeout=3, context=ssl._create_unverified_context())"
 
@@ -49,21 +68,36 @@ class Container:
         return self._process.poll() is None
 
     def wait(self) -> int:
+        """Returns its exit code."""
         return self._process.wait(PATIENCE_S)
 
     @property
     def pid(self) -> int:
-        """Of its first process."""
+        """Of what its command has started."""
+        first = self._first
+        started = first.children() if first.name() == "tini" else []
+        return int(next(iter(started), first).pid)
+
+    @property
+    def _first(self) -> psutil.Process:
         until = time.monotonic() + PATIENCE_S
         while not (children := psutil.Process(self._process.pid).children()):
             assert self._process.poll() is None and time.monotonic() < until, f"{self.name} has ended: {self.log.read_text()[-3000:]}"
             time.sleep(0.05)
-        return int(children[0].pid)
+        return children[0]
 
-    def terminate(self) -> int:
-        """Tells it to stop; returns its exit code."""
-        psutil.Process(self.pid).terminate()
-        return self.wait()
+    def terminate(self) -> None:
+        """Tells it to stop."""
+        if self.runs:
+            self._first.terminate()
+
+    def ended(self, within_s: float) -> int:
+        """Ends it when the time is over; returns its exit code."""
+        try:
+            return self._process.wait(max(within_s, 0.0))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return KILLED
 
     def kill(self) -> None:
         """With its first process all others of its namespace end; that of `unshare` alone would leave it, for it has changed its user."""
@@ -77,12 +111,13 @@ class Container:
 class Pod:
     """A pod of a workload, under a name of its own."""
 
-    def __init__(self, pods: Pods, name: str, network: Plugged, objects: Sequence[Object], hosts: str, directory: Path) -> None:
-        self._pods, self._network, self._objects, self._hosts, self._directory = pods, network, objects, hosts, directory
+    def __init__(self, pods: Pods, name: str, network: Plugged, objects: Sequence[Object], directory: Path, claims: Path) -> None:
+        """`claims`: where volumes are that pods leave behind."""
+        self._pods, self._network, self._objects, self._directory = pods, network, objects, directory
         self.name, self.address = name, network.address
         self.containers: dict[str, Container] = {}
         directory.mkdir(parents=True)
-        self._volumes = {volume: self._made(volume) for volume in pods.volumes}
+        self._volumes = {volume: self._made(volume, source, claims) for volume, source in pods.volumes.items()}
         self.see(objects)
 
     def start(self) -> None:
@@ -114,13 +149,19 @@ class Pod:
 
     def stop(self) -> dict[str, int]:
         """Tells the main containers to stop, when those who wait before that have waited, and once they have ended the sidecars, the last
-        first; returns the exit codes of those that serve."""
-        time.sleep(max((spec.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0) for spec in self._main), default=0))
-        codes = {spec["name"]: self.containers[spec["name"]].terminate() for spec in self._main if "ports" in spec}
-        for spec in reversed(self._pods.sidecars):
-            if "ports" in spec:
-                codes[spec["name"]] = self.containers[spec["name"]].terminate()
-        self.close()
+        first. Who is still there when the pod's grace is over is killed. Returns the exit codes of those that serve."""
+        until = time.monotonic() + self._pods.spec["terminationGracePeriodSeconds"]
+        time.sleep(max((spec["lifecycle"]["preStop"]["sleep"]["seconds"] for spec in self._main if "lifecycle" in spec), default=0))
+        codes: dict[str, int] = {}
+        for together in (self._main, *([sidecar] for sidecar in reversed(self._pods.sidecars))):
+            for spec in together:
+                self.containers[spec["name"]].terminate()
+            for spec in together:
+                code = self.containers[spec["name"]].ended(until - time.monotonic())
+                codes |= {spec["name"]: code} if "ports" in spec else {}
+        for volume, source in self._pods.volumes.items():
+            size, most = _bytes_below(self._volumes[volume]), source.get("emptyDir", {}).get("sizeLimit")
+            assert most is None or size <= quantity(most), f"{self.name} is evicted for {size} bytes in its volume {volume}"
         return codes
 
     def close(self) -> None:
@@ -129,91 +170,96 @@ class Pod:
 
     def know(self, hosts: str) -> None:
         """What Services there are from now on."""
-        self._hosts = hosts
-        for container in self.containers.values():
-            if container.runs:
-                inside = ("nsenter", "--target", str(container.pid), "--mount", "--root", "tee", "/etc/hosts")
-                subprocess.run(inside, input=hosts.encode(), stdout=subprocess.DEVNULL, check=True)
+        (self._directory / "hosts").write_text(hosts)
 
     def see(self, objects: Sequence[Object]) -> None:
         """What is in ConfigMaps and Secrets from now on, in the volumes that are of them."""
         self._objects = objects
         for volume, source in self._pods.volumes.items():
-            for name, content in self._content(source):
-                scratch = self._volumes[volume] / f".{name}"
-                scratch.write_bytes(content)
-                scratch.replace(self._volumes[volume] / name)
+            for field, kind in CONTENTS.items():
+                if (reference := source.get(field)) is not None:
+                    self._fill(self._volumes[volume], kind, reference)
 
-    def _made(self, volume: str) -> Path:
-        path = self._directory / "volumes" / volume
-        path.mkdir(parents=True)
-        path.chmod(0o777)
+    def _fill(self, directory: Path, kind: str, reference: Object) -> None:
+        there = contents(kind, reference, self._objects)
+        for item in reference.get("items", [{"key": key, "path": key} for key in there]):
+            scratch = directory / f".{item['path']}"
+            scratch.write_bytes(there[item["key"]])
+            os.chown(scratch, 0, self._group)
+            scratch.chmod(reference.get("defaultMode", 0o644) | 0o440)
+            scratch.replace(directory / item["path"])
+
+    def _made(self, volume: str, source: Object, claims: Path) -> Path:
+        """Where it is: new, but for claims and paths of this machine."""
+        if "hostPath" in source:
+            return Path(source["hostPath"]["path"])
+        if "persistentVolumeClaim" in source:
+            path = claims / source["persistentVolumeClaim"]["claimName"]
+        elif "metadata" in source:
+            path = claims / f"{volume}-{self.name}"
+        else:
+            assert {"emptyDir", "ephemeral", *CONTENTS} & source.keys(), f"{self.name}: what is the volume {source}?"
+            path = self._directory / "volumes" / volume
+        path.mkdir(parents=True, exist_ok=True)
+        os.chown(path, 0, self._group)
+        path.chmod(0o2777 if "emptyDir" in source else 0o2775)
         return path
 
-    def _content(self, volume: Object) -> Iterator[tuple[str, bytes]]:
-        """The files of a volume, and what is in them."""
-        for kind, field, name_field in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
-            if (reference := volume.get(field)) is not None:
-                there = self._of(kind, reference[name_field])["data"]
-                for item in reference.get("items", [{"key": key, "path": key} for key in there]):
-                    text = there[item["key"]]
-                    yield item["path"], text.encode() if kind == "ConfigMap" else base64.b64decode(text)
+    @property
+    def _group(self) -> int:
+        return int(self._pods.spec["securityContext"]["fsGroup"])
 
     @property
     def _main(self) -> list[Object]:
         return list(self._pods.spec["containers"])
 
-    def _of(self, kind: str, name: str) -> Object:
-        return next(found for found in of_kind(self._objects, kind) if found["metadata"]["name"] == name)
-
     def _environment(self, spec: Object) -> dict[str, str]:
-        fields = {"metadata.name": self.name, "status.podIP": self.address}
-        environment = {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": CODE}
-        for variable in spec.get("env", []):
-            source = variable.get("valueFrom", {})
-            if "fieldRef" in source:
-                environment[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
-            elif "secretKeyRef" in source:
-                secret = self._of("Secret", source["secretKeyRef"]["name"])
-                environment[variable["name"]] = base64.b64decode(secret["data"][source["secretKeyRef"]["key"]]).decode()
-            else:
-                environment[variable["name"]] = variable["value"]
-        return environment
+        image = {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": CODE, "HOSTNAME": self.name}
+        return {**image, **self._variables(spec)}
+
+    def _variables(self, spec: Object) -> dict[str, str]:
+        template = self._pods.template
+        metadata = {**template["metadata"], "name": self.name, "namespace": NAMESPACE}
+        return variables(spec, {**template, "metadata": metadata, "status": {"podIP": self.address}}, self._objects)
 
     def _run(self, spec: Object) -> Container:
-        environment = self._environment(spec)
-        command = [re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], word) for word in spec["command"]]
+        command = command_line(spec, self._variables(spec))
         script = [
-            "set -e; mount --make-rprivate /; mount -t tmpfs tmpfs /mnt; mkdir /mnt/upper /mnt/work /mnt/root",
+            f"set -e; hostname {self.name}; mount --make-rprivate /; mount -t tmpfs tmpfs /mnt; mkdir /mnt/upper /mnt/work /mnt/root",
             f"mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work {ROOT}",
             f"for each in dev proc sys; do mount --rbind /$each {ROOT}/$each; done; chmod a+x {ROOT}/root",
-            f"printf %s {shlex.quote(self._hosts)} > {ROOT}/etc/hosts; printf %s {shlex.quote(TINI)} > {ROOT}/usr/bin/tini",
-            f"chmod 755 {ROOT}/usr/bin/tini; mkdir {ROOT}{CODE}; mount --bind {REPOSITORY} {ROOT}{CODE}",
+            f"mount -t tmpfs -o size=64m,mode=1777 tmpfs {ROOT}/dev/shm; printf %s {shlex.quote(TINI)} > {ROOT}/usr/bin/tini",
+            f"chmod 755 {ROOT}/usr/bin/tini; mkdir {ROOT}{CODE}; {_bound(REPOSITORY, CODE, read_only=True)}",
+            _bound(self._directory / "hosts", "/etc/hosts", read_only=True),
         ]
         for mount in spec["volumeMounts"]:
-            source, target = self._volumes[mount["name"]] / mount.get("subPath", ""), ROOT + os.path.realpath(mount["mountPath"])
-            make = f"touch {target}" if source.is_file() else f"mkdir -p {target}"
-            script.append(f"mkdir -p {os.path.dirname(target)}; {make}; mount --bind {source} {target}")
-        script.append(f"exec /usr/sbin/chroot --userspec={self._user} {ROOT} {shlex.join(command)}")
+            source, target = self._volumes[mount["name"]] / mount.get("subPath", ""), os.path.realpath(mount["mountPath"])
+            make = f"touch {ROOT}{target}" if source.is_file() else f"mkdir -p {ROOT}{target}"
+            read_only = mount.get("readOnly", False) or bool(CONTENTS.keys() & self._pods.volumes[mount["name"]].keys())
+            script.append(f"mkdir -p {ROOT}{os.path.dirname(target)}; {make}; {_bound(source, target, read_only=read_only)}")
+        if spec["securityContext"].get("readOnlyRootFilesystem"):
+            script.append(f"mount -o remount,bind,ro {ROOT}")
+        script.append(f"exec /usr/sbin/chroot {ROOT} {shlex.join([*self._privileges(spec), *command])}")
         log = self._directory / f"{spec['name']}.log"
-        unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/bash", "-c", "\n".join(script))
+        own = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/bash", "-c", "\n".join(script))
         with log.open("wb") as output:
-            process = subprocess.Popen([*self._network.prefix, *unshare], env=environment, stdout=output, stderr=subprocess.STDOUT)
+            command = [*self._network.prefix, *own]
+            process = subprocess.Popen(command, env=self._environment(spec), stdout=output, stderr=subprocess.STDOUT)
         self.containers[spec["name"]] = Container(process, f"{self.name}/{spec['name']}", log)
         return self.containers[spec["name"]]
 
-    @property
-    def _user(self) -> str:
-        security = self._pods.spec["securityContext"]
-        return f"{security['runAsUser']}:{security['runAsGroup']}"
+    def _privileges(self, spec: Object) -> list[str]:
+        """The words before a command that is executed with those of a container."""
+        security = {**self._pods.spec["securityContext"], **spec["securityContext"]}
+        assert security["capabilities"] == {"drop": ["ALL"]} and not security["allowPrivilegeEscalation"]
+        user = ["--reuid", str(security["runAsUser"]), "--regid", str(security["runAsGroup"]), "--groups", str(self._group)]
+        return ["/usr/bin/setpriv", *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
 
     def _inside(self, spec: Object, command: Sequence[str]) -> list[str]:
         """The command line of what is executed in a container that runs."""
-        user, _, group = self._user.partition(":")
         environment = [f"{name}={value}" for name, value in self._environment(spec).items()]
-        pid = str(self.containers[spec["name"]].pid)
-        target = ("--target", pid, "--mount", "--pid", "--net", "--root", "--setuid", user, "--setgid", group)
-        return ["nsenter", *target, "env", *environment, *command]
+        target = ("--target", str(self.containers[spec["name"]].pid), "--mount", "--uts", "--pid", "--net", "--root")
+        return ["nsenter", *target, *self._privileges(spec), "env", *environment, *command]
 
     def _await(self, spec: Object, kind: str) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -239,6 +285,16 @@ class Pod:
         else:
             command = [sys.executable, "-c", TCP_PROBE, self.address, str(self._pods.ports()[probe["tcpSocket"]["port"]])]
         return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _bound(source: Path, target: str, *, read_only: bool) -> str:
+    """The command that has a file or directory where a container sees the target, which is there."""
+    bound = f"mount --bind {source} {ROOT}{target}"
+    return f"{bound}; mount -o remount,bind,ro {ROOT}{target}" if read_only else bound
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*"))
 
 
 class Cluster:
@@ -279,9 +335,8 @@ class Cluster:
     def start(self, *names: str) -> None:
         """Starts pods, which are called like their component and a number, side by side; returns when they are ready. One of the same name
         must have been stopped."""
-        there = list(self._all)
         made = [self._make(name) for name in names]
-        for pod in there:
+        for pod in self._all:
             pod.know(self._hosts_file)
         with ThreadPoolExecutor() as kubelets:
             list(kubelets.map(Pod.start, made))
@@ -294,7 +349,7 @@ class Cluster:
             if service["spec"]["selector"].items() <= pods.labels.items():
                 host = service["metadata"]["name"]
                 self._hosts |= dict.fromkeys((f"{host}.{NAMESPACE}.svc.cluster.local", host), network.address)
-        pod = Pod(pods, name, network, self._objects, self._hosts_file, self._directory / str(len(self._all)))
+        pod = Pod(pods, name, network, self._objects, self._directory / str(len(self._all)), self._directory / "claims")
         self._all.append(pod)
         self.pods[name] = pod
         return pod
