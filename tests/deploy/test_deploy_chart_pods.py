@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ import pytest
 
 from tests.support.chart import Object
 from tests.support.chart_environment import command_line, expanded, quantity, variables
-from tests.support.chart_pods import KILLED, Cluster, Pod
-from tests.support.netns import Unavailable
+from tests.support.chart_pods import KILLED, Pod, cluster_of
 
 POD = {
     "metadata": {"name": "a-0", "namespace": "models", "labels": {"example.com/part": "a"}},
@@ -120,18 +117,6 @@ def workload(*containers: Object, kind: str = "Pod", volumes: tuple[Object, ...]
         "spec": {"securityContext": USER, "terminationGracePeriodSeconds": 60, "containers": containers, "volumes": volumes, **spec},
     }
     return {"kind": kind, **template} if kind == "Pod" else {"kind": kind, "spec": {"template": template}}
-
-
-@contextmanager
-def cluster_of(objects: list[Object], directory: Path) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster(objects, directory)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 def said(pod: Pod, name: str = "main") -> list[str]:

@@ -16,9 +16,8 @@ import pytest
 
 from tests.deploy.test_deploy_chart_runs import as_prometheus, is_whole, stream
 from tests.support.chart import rendered
-from tests.support.chart_pods import Cluster
+from tests.support.chart_pods import Cluster, cluster_of
 from tests.support.kuberay import made_by_kuberay
-from tests.support.netns import Unavailable
 
 pytest.importorskip("ray")
 
@@ -46,18 +45,11 @@ pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="w
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster(made_by_kuberay(rendered(VALUES)), tmp_path_factory.mktemp("pods"))
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, cluster_of(made_by_kuberay(rendered(VALUES)), tmp_path_factory.mktemp("pods")) as cluster:
         patched.setattr("tests.support.chart_pods.PATIENCE_S", PATIENCE_S)
-        try:
-            cluster.start("valkey-0")
-            cluster.start("head-0", "conductor-0", "prefill-0", "decode-0", "decode-1", "gateway-0")
-            yield cluster
-        finally:
-            cluster.close()
+        cluster.start("valkey-0")
+        cluster.start("head-0", "conductor-0", "prefill-0", "decode-0", "decode-1", "gateway-0")
+        yield cluster
 
 
 def ready(cluster: Cluster) -> list[str]:

@@ -310,6 +310,11 @@ class Cluster:
         self._hosts = {"localhost": "127.0.0.1"}
         self.pods: dict[str, Pod] = {}
 
+    @property
+    def here(self) -> str:
+        """The address at which pods reach who is outside."""
+        return self._switch.here
+
     def upgrade(self, objects: Sequence[Object]) -> None:
         """Pods that start from now on are of these objects; Secrets that the chart keeps are as they were."""
         there = {name_of(found): found for found in self._objects}
@@ -370,15 +375,22 @@ class Cluster:
 
 
 @contextmanager
-def one_of_each(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
-    """A cluster with a pod of each kind. Skips the test where there can be none."""
+def cluster_of(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
+    """A cluster in which nothing runs yet. Skips the test where there can be none."""
     try:
         cluster = Cluster(objects, directory)
     except Unavailable as error:
         pytest.skip(str(error))
     try:
-        cluster.start("valkey-0")
-        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
         yield cluster
     finally:
         cluster.close()
+
+
+@contextmanager
+def one_of_each(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
+    """A cluster with a pod of each kind. Skips the test where there can be none."""
+    with cluster_of(objects, directory) as cluster:
+        cluster.start("valkey-0")
+        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
+        yield cluster
