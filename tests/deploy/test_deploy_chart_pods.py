@@ -116,7 +116,9 @@ def workload(*containers: Object, kind: str = "Pod", volumes: tuple[Object, ...]
         "metadata": {"labels": {"app.kubernetes.io/component": "a"}},
         "spec": {"securityContext": USER, "terminationGracePeriodSeconds": 60, "containers": containers, "volumes": volumes, **spec},
     }
-    return {"kind": kind, **template} if kind == "Pod" else {"kind": kind, "spec": {"template": template}}
+    if kind == "Pod":
+        return {"kind": kind, **template}
+    return {"kind": kind, "metadata": {"name": "a"}, "spec": {"template": template}}
 
 
 def said(pod: Pod, name: str = "main") -> list[str]:
@@ -229,3 +231,34 @@ def test_tini_passes_on_what_it_is_told_and_says_how_its_child_has_ended(tmp_pat
         cluster.start("a-0")
         assert Path(f"/proc/{cluster.pods['a-0'].containers['main'].pid}/comm").read_text() == "sleep\n"
         assert cluster.stop("a-0") == {"a-0": {"main": 128 + signal.SIGTERM}}
+
+
+TELLS = """
+import socket
+there = socket.create_server(("", 8000))
+while True:
+    connection, _ = there.accept()
+    connection.sendall(socket.gethostname().encode())
+    connection.close()
+"""
+ASKS = "import socket; print(socket.create_connection(('a', 80)).recv(99).decode())"
+
+
+@wants_root
+def test_a_service_sends_each_connection_to_one_of_its_pods_that_are_ready(tmp_path: Path) -> None:
+    port = {"name": "http", "containerPort": 8000}
+    tells = container('exec python -c "$TELLS"', {}, env=[{"name": "TELLS", "value": TELLS}], ports=[port])
+    tells["startupProbe"] = {"tcpSocket": {"port": "http"}}
+    labels = {"app.kubernetes.io/component": "a"}
+    service = {"kind": "Service", "metadata": {"name": "a"}, "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": "http"}]}}
+    with cluster_of([workload(tells, terminationGracePeriodSeconds=0), service], tmp_path) as cluster:
+
+        def answering() -> set[str]:
+            return {cluster.pods["a-1"].execute("main", "python", "-c", ASKS).stdout.strip() for _ in range(4)}
+
+        cluster.start("a-0", "a-1")
+        assert answering() == {"a-0", "a-1"}
+        cluster.stop("a-0")
+        assert answering() == {"a-1"}
+        cluster.start("a-2")
+        assert answering() == {"a-1", "a-2"}

@@ -72,7 +72,7 @@ def test_helm_test_is_answered(cluster: Cluster) -> None:
 def test_helm_test_says_what_it_lacks(cluster: Cluster, secrets: list[Object], kept: tuple[str, ...], said: str) -> None:
     client = {**secrets[1], "data": {name: secrets[1]["data"][name] for name in kept}}
     cluster.upgrade([*rendered(VALUES), secrets[0], client])
-    code, text = of_test_pod(cluster, f"test-{said}")
+    code, text = of_test_pod(cluster, f"test-{said.replace('_', '-')}")
     assert code != 0 and said in text
 
 

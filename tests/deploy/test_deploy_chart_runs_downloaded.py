@@ -27,7 +27,13 @@ VALUES: dict[str, Any] = {
     "config": {"kv": {"arena_size": "64MiB", "ssd_size": "64MiB", "block_tokens": 16}, "dtype": "float32", "max_context": 2048},
     "tls": {"enabled": False},
     "conductor": {"replicas": 2},
-    "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 30},
+    "gateway": {
+        "replicas": 1,
+        "preStopSeconds": 0,
+        "drainSeconds": 30,
+        "service": {"httpPort": 80},
+        "files": {"persistentVolumeClaim": {"claimName": "files"}},
+    },
     "prefill": {"threads": 1, "drainSeconds": 1, "kind": "StatefulSet", "ssd": {"enabled": True, "size": "1Gi"}},
     "decode": {"threads": 1, "drainSeconds": 1, "ssd": {"enabled": True, "size": "1Gi"}},
 }
@@ -41,7 +47,11 @@ def values(hub: str) -> dict[str, Any]:
         "image": "springtide",
         "command": ["hf", "download"],
         "args": ["example/tiny", "--local-dir", "/models/$(MODEL_NAME)"],
-        "env": [{"name": "HF_ENDPOINT", "value": hub}, {"name": "MODEL_NAME", "value": "tiny"}],
+        "env": [
+            {"name": "HF_ENDPOINT", "value": hub},
+            {"name": "HF_HOME", "value": "/models/.hf"},
+            {"name": "MODEL_NAME", "value": "tiny"},
+        ],
         "envFromSecrets": ["hub"],
     }
     return {**VALUES, "model": {"path": "/models/tiny", "servedName": "tiny", "download": download}}
@@ -81,6 +91,21 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_the_model_that_was_downloaded_is_served(cluster: Cluster) -> None:
     assert model_of(cluster.pods["gateway-0"]) == "tiny"
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
+
+
+def test_files_of_clients_are_in_the_volume_of_all_gateways(cluster: Cluster) -> None:
+    gateway = cluster.pods["gateway-0"]
+    files = {"file": ("batch.jsonl", b"{}\n")}
+    url = f"http://{gateway.address}:8000/v1/files"
+    response = httpx.post(url, data={"purpose": "batch"}, files=files, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    assert response.json()["id"] in gateway.execute("gateway", "find", "/files").stdout
+
+
+def test_helm_test_is_a_request_to_the_port_of_the_service(cluster: Cluster) -> None:
+    cluster.start("test-0")
+    request = cluster.pods["test-0"].containers["request"]
+    assert request.wait() == 0, request.log.read_text()
 
 
 def test_of_two_conductors_one_leads_and_the_other_takes_its_place_while_a_stream_goes_on(cluster: Cluster) -> None:

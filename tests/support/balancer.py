@@ -12,6 +12,9 @@ CONNECT_S, LOOK_EVERY_S = 1.0, 0.25
 _ASK = b"GET /ready HTTP/1.1\r\nhost: balancer\r\nconnection: close\r\n\r\n"
 
 
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class Balancer:
     """`with Balancer(["10.0.0.1:8000", …]) as balancer`: at `balancer.url` while entered, in a thread of its own."""
 
@@ -68,15 +71,9 @@ class Balancer:
             there = await self._connected()
             if there is None:
                 return
-            with contextlib.closing(there[1]):
-                pumps = [asyncio.create_task(_pump(reader, there[1])), asyncio.create_task(_pump(there[0], writer))]
-                try:
-                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for pump in pumps:
-                        pump.cancel()
+            await joined((reader, writer), there)
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def _connected(self) -> Stream | None:
         self._turn += 1
         in_turn = [self._backends[(self._turn + i) % len(self._backends)] for i in range(len(self._backends))]
         for backend in sorted(in_turn, key=lambda each: each not in self._ready):
@@ -91,6 +88,17 @@ class Balancer:
 def _place(backend: str) -> tuple[str, int]:
     host, _, port = backend.rpartition(":")
     return host, int(port)
+
+
+async def joined(near: Stream, far: Stream) -> None:
+    """Has what comes from one go to the other until either has ended; closes the far one."""
+    with contextlib.closing(far[1]):
+        pumps = [asyncio.create_task(_pump(near[0], far[1])), asyncio.create_task(_pump(far[0], near[1]))]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,8 +2,8 @@
 laid over this machine's, which it may write where it may in Kubernetes, with the pod's volumes where the container mounts them, as the user
 that the pod runs as and with no privilege more.
 
-What stands in for Kubernetes: Services are lines of /etc/hosts, each with the latest of its pods; `tini` is some lines of shell. Limits of
-processors and memory hold nobody, and network policies neither.
+What stands in for Kubernetes: names are lines of /etc/hosts, that of a Service without an address of its own with the latest of its pods;
+`tini` is some lines of shell. Limits of processors and memory hold nobody, and network policies neither.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
 from tests.support.chart_environment import command_line, contents, quantity, variables
+from tests.support.chart_services import Place, Services
 from tests.support.netns import Plugged, Switch, Unavailable
 
 PATIENCE_S = 120.0
@@ -115,6 +116,8 @@ class Pod:
         """`claims`: where volumes are that pods leave behind."""
         self._pods, self._network, self._objects, self._directory = pods, network, objects, directory
         self.name, self.address = name, network.address
+        self.ready = False
+        """Whether Services send it what they are sent."""
         self.containers: dict[str, Container] = {}
         directory.mkdir(parents=True)
         self._volumes = {volume: self._made(volume, source, claims) for volume, source in pods.volumes.items()}
@@ -136,6 +139,7 @@ class Pod:
         for spec in self._pods.containers.values():
             if "readinessProbe" in spec:
                 self._await(spec, "readinessProbe")
+        self.ready = True
 
     def lives(self, container: str) -> bool:
         """What the kubelet finds when it looks whether a container is to be ended."""
@@ -150,6 +154,7 @@ class Pod:
     def stop(self) -> dict[str, int]:
         """Tells the main containers to stop, when those who wait before that have waited, and once they have ended the sidecars, the last
         first. Who is still there when the pod's grace is over is killed. Returns the exit codes of those that serve."""
+        self.ready = False
         until = time.monotonic() + self._pods.spec["terminationGracePeriodSeconds"]
         time.sleep(max((spec["lifecycle"]["preStop"]["sleep"]["seconds"] for spec in self._main if "lifecycle" in spec), default=0))
         codes: dict[str, int] = {}
@@ -163,6 +168,13 @@ class Pod:
             size, most = _bytes_below(self._volumes[volume]), source.get("emptyDir", {}).get("sizeLimit")
             assert most is None or size <= quantity(most), f"{self.name} is evicted for {size} bytes in its volume {volume}"
         return codes
+
+    def places(self, service: Object, port: Object) -> list[Place]:
+        """Where what is sent to a port of a Service may arrive here."""
+        if not self.ready or not service["spec"]["selector"].items() <= self._pods.labels.items():
+            return []
+        target = port.get("targetPort", port["port"])
+        return [(self.address, target if isinstance(target, int) else self._pods.ports()[target])]
 
     def close(self) -> None:
         for container in self.containers.values():
@@ -190,9 +202,7 @@ class Pod:
             scratch.replace(directory / item["path"])
 
     def _made(self, volume: str, source: Object, claims: Path) -> Path:
-        """Where it is: new, but for claims and paths of this machine."""
-        if "hostPath" in source:
-            return Path(source["hostPath"]["path"])
+        """Where it is: new, but for claims."""
         if "persistentVolumeClaim" in source:
             path = claims / source["persistentVolumeClaim"]["claimName"]
         elif "metadata" in source:
@@ -304,11 +314,14 @@ class Cluster:
         """Raises netns.Unavailable."""
         if Path(sys.prefix).is_relative_to(MOUNTED):
             raise Unavailable(f"this environment lies below {MOUNTED}, where each container has a volume of its own")
-        self._objects, self._directory = objects, directory
+        self._objects: Sequence[Object] = []
+        self._directory = directory
         self._all: list[Pod] = []
         self._switch = Switch()
+        self._services = Services(self._switch, lambda service, port: [place for pod in self._all for place in pod.places(service, port)])
         self._hosts = {"localhost": "127.0.0.1"}
         self.pods: dict[str, Pod] = {}
+        self.upgrade(objects)
 
     @property
     def here(self) -> str:
@@ -316,13 +329,15 @@ class Cluster:
         return self._switch.here
 
     def upgrade(self, objects: Sequence[Object]) -> None:
-        """Pods that start from now on are of these objects; Secrets that the chart keeps are as they were."""
+        """Services, and pods that start from now on, are of these objects; Secrets that the chart keeps are as they were."""
         there = {name_of(found): found for found in self._objects}
 
         def kept(found: Object) -> bool:
             return found["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep" and name_of(found) in there
 
         self._objects = [there[name_of(found)] if kept(found) else found for found in objects]
+        for service, address in self._services.become(of_kind(self._objects, "Service")).items():
+            self._name(service, address)
 
     def secret(self, name: str) -> dict[str, bytes]:
         """What is in it, by key."""
@@ -351,13 +366,15 @@ class Cluster:
         (pods,) = selected({"app.kubernetes.io/component": component}, self._objects)
         network = self._switch.plug()
         for service in of_kind(self._objects, "Service"):
-            if service["spec"]["selector"].items() <= pods.labels.items():
-                host = service["metadata"]["name"]
-                self._hosts |= dict.fromkeys((f"{host}.{NAMESPACE}.svc.cluster.local", host), network.address)
+            if service["spec"].get("clusterIP") == "None" and service["spec"]["selector"].items() <= pods.labels.items():
+                self._name(service["metadata"]["name"], network.address)
         pod = Pod(pods, name, network, self._objects, self._directory / str(len(self._all)), self._directory / "claims")
         self._all.append(pod)
         self.pods[name] = pod
         return pod
+
+    def _name(self, service: str, address: str) -> None:
+        self._hosts |= dict.fromkeys((f"{service}.{NAMESPACE}.svc.cluster.local", service), address)
 
     @property
     def _hosts_file(self) -> str:
@@ -371,6 +388,7 @@ class Cluster:
     def close(self) -> None:
         for pod in self._all:
             pod.close()
+        self._services.close()
         self._switch.close()
 
 

@@ -156,6 +156,12 @@ class Switch(Network):
             self.close()
             raise Unavailable(f"no bridge can be made: {error.stderr.decode().strip()}") from error
 
+    def further_address(self) -> str:
+        """One more of this namespace."""
+        address = next(self._addresses)
+        _run("ip", "address", "add", f"{address}/32", "dev", self._device)
+        return address
+
     def join(self, device: str) -> None:
         """A device of this namespace becomes a port of the bridge."""
         _run("ip", "-n", self.name, "link", "set", device, "master", "bridge")
