@@ -152,13 +152,16 @@ def test_a_container_writes_into_what_is_mounted_for_that_and_nowhere_else(tmp_p
 
 @wants_root
 def test_a_container_is_its_pods_user_without_a_privilege_in_a_pod_of_its_own_name(tmp_path: Path) -> None:
-    script = "id -u; id -G; grep -E 'NoNewPrivs|Cap(Bnd|Eff|Prm)' /proc/self/status; hostname; stat -c '%a %u %g' /secrets/TOKEN"
+    script = (
+        "id -u; id -G; grep -E 'NoNewPrivs|Cap(Bnd|Eff|Prm)' /proc/self/status; getent hosts $(hostname); stat -c '%a %u %g' /secrets/TOKEN"
+    )
     volumes = ({"name": "secrets", "secret": {"secretName": "hub", "defaultMode": 0o400}},)
     with cluster_of([workload(container(script, {"/secrets": "secrets"}), volumes=volumes), *OBJECTS], tmp_path) as cluster:
         cluster.start("a-0")
         none = "0" * 16
         privileges = ["CapPrm:", none, "CapEff:", none, "CapBnd:", none, "NoNewPrivs:", "1"]
-        assert said(cluster.pods["a-0"]) == ["10001", "10001", "10002", *privileges, "a-0", "440", "0", "10002"]
+        pod = cluster.pods["a-0"]
+        assert said(pod) == ["10001", "10001", "10002", *privileges, pod.address, "a-0", "440", "0", "10002"]
 
 
 @wants_root

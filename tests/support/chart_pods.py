@@ -181,8 +181,8 @@ class Pod:
             container.kill()
 
     def know(self, hosts: str) -> None:
-        """What Services there are from now on."""
-        (self._directory / "hosts").write_text(hosts)
+        """What names there are from now on, beside its own."""
+        (self._directory / "hosts").write_text(f"{hosts}{self.address} {self.name}\n")
 
     def see(self, objects: Sequence[Object]) -> None:
         """What is in ConfigMaps and Secrets from now on, in the volumes that are of them."""
