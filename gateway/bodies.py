@@ -274,7 +274,7 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}", code="invalid_json") from None
     except RecursionError:
-        raise _too_deep("the body") from None
+        raise _too_deep("the body", None) from None
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON here: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
@@ -287,16 +287,17 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
 
 def check_depth(value: Any, name: str) -> None:
     """Raises InvalidRequest: what is written again, by templates and in answers, must be within Python's recursion."""
-    inner = [value]
+    nested = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        inner = [one for outer in inner if isinstance(outer, dict | list) for one in (outer.values() if isinstance(outer, dict) else outer)]
-        if not inner:
+        inner = (one for outer in nested for one in (outer.values() if isinstance(outer, dict) else outer))
+        nested = [one for one in inner if isinstance(one, dict | list)]
+        if not nested:
             return
-    raise _too_deep(name)
+    raise _too_deep(name, name)
 
 
-def _too_deep(name: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} deep", param=name, code="nested_too_deeply")
+def _too_deep(what: str, param: str | None) -> InvalidRequest:
+    return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} deep", param=param, code="nested_too_deeply")
 
 
 def validated(document: dict[str, Any], model: type[BodyT]) -> BodyT:

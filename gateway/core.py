@@ -296,7 +296,8 @@ class GatewayCore:
         return self._wait_for_somebody(state, self._limits.scheduler_wait_s, event.message, now)
 
     def _wait_for_somebody(self, state: RequestState, new_patience_s: float, message: str, now: float) -> list[ev.Action]:
-        """There is no node, or nobody who decides. `new_patience_s`: of a request that has not been accepted yet, and has no time."""
+        """There is no node, or nobody who decides. `new_patience_s`: of a request that has not been accepted yet and does not ask
+        for idle capacity alone."""
         self._unserved[state.generation.request_id] = None
         pause_s = max(len(self._unserved) / self._limits.asked_per_s, _LEAST_PAUSE_S)
         patient = state.accepted or state.generation.terms.idle

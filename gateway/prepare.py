@@ -433,16 +433,16 @@ class Preparer:
         if left >= (1 if wanted is None else wanted):
             return min(default, left) if wanted is None else wanted
         if wanted is not None and wanted > most:
-            prompt_field, asked = "max_tokens", f"max_tokens alone is {wanted}"
+            param, asked = "max_tokens", f"max_tokens alone is {wanted}"
         elif wanted is not None:
-            asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
+            param, asked = prompt_field, f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
         else:
-            asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
+            param, asked = prompt_field, f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
         if most < self.context_length:
             message = f"the quota of tenant {tenant!r} holds {most} tokens at a time (kv.tenant_quotas), but {asked}"
-            raise InvalidRequest(message, param=prompt_field, code="quota_exceeded")
+            raise InvalidRequest(message, param=param, code="quota_exceeded")
         message = f"this model's maximum context length is {self.context_length} tokens, but {asked}"
-        raise InvalidRequest(message, param=prompt_field, code="context_length_exceeded")
+        raise InvalidRequest(message, param=param, code="context_length_exceeded")
 
     def _check_length(self, text: str, field: str) -> None:
         """Finds what can never fit without tokenising it."""

@@ -117,7 +117,7 @@ end
 keep_books()
 """
 
-# KEYS: the record, a part of it. ARGV: by turns a field and what is added to it.
+# KEYS: the record, a part of it. ARGV: the most that all may be together, '' for any; then by turns a field and what is added to it.
 _COUNT = """
 local lasts_ms = redis.call('PTTL', KEYS[1])
 if lasts_ms == -2 then return end
@@ -125,9 +125,11 @@ for i = 2, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
 if ARGV[1] ~= '' then
   local all, sum = redis.call('HGETALL', KEYS[2]), 0
   for i = 2, #all, 2 do sum = sum + tonumber(all[i]) end
-  for i = 1, sum > tonumber(ARGV[1]) and #all or 0, 2 do
-    local half = math.floor(tonumber(all[i + 1]) / 2)
-    if half > 0 then redis.call('HSET', KEYS[2], all[i], half) else redis.call('HDEL', KEYS[2], all[i]) end
+  if sum > tonumber(ARGV[1]) then
+    for i = 1, #all, 2 do
+      local half = math.floor(tonumber(all[i + 1]) / 2)
+      if half > 0 then redis.call('HSET', KEYS[2], all[i], half) else redis.call('HDEL', KEYS[2], all[i]) end
+    end
   end
 end
 if lasts_ms > 0 then redis.call('PEXPIRE', KEYS[2], lasts_ms) end

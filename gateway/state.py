@@ -24,9 +24,9 @@ class Limits:
     capacity_wait_s: float = 60.0
     """How long an accepted request, or one in idle capacity, waits for instances or the Conductor to come back."""
     arrival_wait_s: float = 30.0
-    """How long another waits for instances."""
+    """How long a request waits for instances that has not been accepted yet and does not ask for idle capacity alone."""
     scheduler_wait_s: float = 10.0
-    """And for the Conductor."""
+    """How long such a request waits for the Conductor to come back."""
     asked_per_s: float = 20.0
     """How often all requests together that nobody is there for ask whether somebody has come."""
     crowded_pause_s: float = 0.05

@@ -25,6 +25,14 @@ _START_S = 30.0
 _CARDS = "CUDA_VISIBLE_DEVICES"
 _IDENTITY = "PLACED_BY_SPRINGTIDE"
 """In a process's environment: `NodeOrder.identity`."""
+_KEPT = "SPT_NOENV"
+"""For setproctitle, which would otherwise write the title over the environment."""
+
+
+def environment_of(order: NodeOrder, cards: tuple[str, ...]) -> dict[str, str]:
+    """A node's process's, which others can read as long as it runs."""
+    own = {_IDENTITY: order.identity, _KEPT: "1"} | ({_CARDS: ",".join(cards)} if cards else {})
+    return {**os.environ, **own}
 
 
 class NodeAgent:
@@ -40,14 +48,13 @@ class NodeAgent:
 
     def start(self, order: NodeOrder, cards: tuple[str, ...]) -> tuple[str, ...]:
         """The process's cards, when it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
-        environment = {**os.environ, _IDENTITY: order.identity} | ({_CARDS: ",".join(cards)} if cards else {})
         descriptor, name = tempfile.mkstemp(prefix=f"{order.name}-", suffix=".log", dir=user_directory())
         self._output = Path(name)
         with os.fdopen(descriptor, "ab") as output:
             command = [sys.executable, "-P", "-m", "deploy.ray.node", name]
             said = json.dumps(order.as_json()).encode()
             started = subprocess.run(
-                command, input=said, stdout=subprocess.PIPE, stderr=output, env=environment, check=True, timeout=_START_S
+                command, input=said, stdout=subprocess.PIPE, stderr=output, env=environment_of(order, cards), check=True, timeout=_START_S
             )
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process = psutil.Process(int(started.stdout))

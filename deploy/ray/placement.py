@@ -11,7 +11,7 @@ When a part of its place is lost it serves on if it can, and otherwise leaves, s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
@@ -165,6 +165,22 @@ class Placement:
     def count(self, role: Role) -> int:
         """Nodes that were placed in this role and have not been told to leave."""
         return sum(node.role is role and node.phase is not Phase.LEAVING for node in self._nodes.values())
+
+    def alone(self, held: Container[str], now: float) -> list[PlacedNode]:
+        """Those whose processes may run with no agent beside them, for as long as one may come or they are to end. `held`: the names of
+        those that have a place at Ray."""
+
+        def is_alone(node: PlacedNode) -> bool:
+            match node.phase:
+                case Phase.ADOPTING:
+                    return True
+                case Phase.LOST:
+                    return now < self._memory[node.name].lost_until
+                case Phase.LEAVING:
+                    return node.name not in held
+            return False
+
+        return [node for node in self._nodes.values() if is_alone(node)]
 
     def look(self, sight: Sight, wanted: Mapping[Role, int], now: float) -> list[Action]:
         """What is to be done after a look, so that there are so many nodes of each role."""

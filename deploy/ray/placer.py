@@ -221,17 +221,17 @@ class Placer:
                 if ask.adopts:
                     for stage, agent in enumerate(ask.held.agents):
                         await asyncio.to_thread(agent.adopt, identity(name, ask.node.placement, stage))
-                elif self._knows_cards(ask.held):
+                elif self._knows_cards(ask.held, now):
                     with contextlib.suppress(Unavailable):  # Valkey is away: at the next look
                         for agent, order in zip(ask.held.agents, await self._orders(ask), strict=True):
                             await asyncio.to_thread(agent.start, order, self._cards_of(agent))
             elif ask.token_id and self._placement.nodes[name].phase is Phase.SERVING:
                 await self._revoke(ask)
 
-    def _knows_cards(self, held: Held) -> bool:
-        """Whether every process is found where it is to be, if it takes cards."""
+    def _knows_cards(self, held: Held, now: float) -> bool:
+        """Whether an agent is with every process where it is to be, if it takes cards."""
         hosts = {agent.where.host for agent in held.agents if agent.where is not None and agent.where.cards}
-        return not any(node.phase is Phase.ADOPTING and hosts.intersection(node.hosts) for node in self._placement.nodes.values())
+        return not any(hosts.intersection(node.hosts) for node in self._placement.alone(self._asks, now))
 
     def _cards_of(self, agent: Agent) -> tuple[str, ...]:
         """Those that its process is to have."""

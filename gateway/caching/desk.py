@@ -402,11 +402,11 @@ class Desk:
 
         if not await self._catalogue.add(cache, keys, b"", now):
             await self._catalogue.change(tenant, cache_id, renew, now)
-        await self._catalogue.count_use(tenant, cache_id, prompt_at)
         self._keeper.hurry()
         for mark_id in covered:
             if (removed := await self._catalogue.remove(tenant, mark_id)) is not None:
                 await asyncio.gather(*(self._stores.unpin(node_id, removed.pin_id) for node_id in removed.kept.held))
+        await self._catalogue.count_use(tenant, cache_id, prompt_at)
 
     # ---- helpers ----
 

@@ -35,7 +35,7 @@ class OutputText(Body):
     type: Literal["output_text"]
     text: Text
     annotations: Annotated[list[Any], AfterValidator(json_value)] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: Annotated[list[Any], AfterValidator(json_value)] | None = None
 
 
 class Refusal(Body):

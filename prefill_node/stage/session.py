@@ -112,15 +112,14 @@ class StageSession:
         for task in self._tasks:
             task.cancel()
         self._fetches.lose(PeerLost("the group was dissolved"))
-        await self._come_to_rest()
-        await self._ring.close()
-        if self._arena is not None:
-            memory, attachment = self._arena
-            try:
+        try:
+            await self._come_to_rest()
+            await self._ring.close()
+            if self._arena is not None:
                 await self._thread.run(self._runner.leave_arena)
-            finally:
-                memory.close()
-                attachment.close()
+        finally:
+            for held in self._arena or ():
+                held.close()
 
     async def _come_to_rest(self) -> None:
         """A thread that hangs cannot be ended, and may yet write to the arena."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -207,6 +208,34 @@ def test_a_node_whose_place_is_lost_is_found_again_on_its_host_and_keeps_its_nam
     assert world.look() == []
     assert world.phases() == {"decode-0": "serving", "prefill-0": "serving"}
     assert world.placement.nodes["decode-0"].placement == before
+
+
+def test_a_node_is_alone_from_when_its_agent_is_lost_until_it_is_found_again_or_has_ended() -> None:
+    world = whole()
+
+    def alone() -> list[str]:
+        return [node.name for node in world.placement.alone(world.places, world.now)]
+
+    assert alone() == []
+    world.lose("decode-0")
+    world.look()
+    assert world.phases()["decode-0"] == "adopting" and alone() == ["decode-0"]
+    world.look(ADOPT_S)
+    assert world.phases()["decode-0"] == "lost" and alone() == ["decode-0"]
+    world.look()
+    world.run("decode-0", "b")
+    world.look()
+    assert alone() == []
+    world.hosts = {"a"}
+    world.lose("decode-0")
+    world.look()
+    assert world.phases()["decode-0"] == "lost" and alone() == ["decode-0"]
+    [place] = world.look(RETURN_S + 1)
+    assert isinstance(place, Place) and alone() == [], "it is not waited for any more"
+    world.run(place.node.name)
+    world.look()
+    assert world.phases()["decode-0"] == "leaving" and alone() == ["decode-0"]
+    assert world.placement.alone({"decode-0"}, world.now) == []
 
 
 def test_one_that_died_with_its_ray_node_is_placed_anew() -> None:
@@ -505,11 +534,15 @@ def test_an_agent_finds_its_own_nodes_process_again_not_one_of_another_cluster_o
 ) -> None:
     agent_module = pytest.importorskip("deploy.ray.agent", exc_type=ImportError)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    order = NodeOrder("decode", "decode-0", "", "springtide", f"{LOOPBACK}:1", "", 1.0, {})
     with ExitStack() as stack:
         for placement in ("one", "other", "third"):
-            environment = {**os.environ, "PLACED_BY_SPRINGTIDE": identity("decode-0", placement, 0)}
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment))
+            environment = agent_module.environment_of(replace(order, placement=placement), ("3",))
+            title = "import setproctitle; setproctitle.setproctitle('springtide node decode-0' + 900 * ' '); print(); input()"
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", title], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            )
+            assert process.stdout is not None and process.stdout.readline(), "it has its title"
             created = psutil.Process(process.pid).create_time()
             there = {"decode-0-store": process.pid}
             write_record(ClusterRecord(process.pid, created, f"http://{placement}", "", "", "springtide", "", "", True, True, there))

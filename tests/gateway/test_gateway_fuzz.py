@@ -56,7 +56,7 @@ UNSAID = {
     "something has to be in one of several places": (
         r"must have at least one|there is nothing to keep|must hold at least one message|a file with something in it"
     ),
-    "tools are named in one field and meant by another": r"^tool_choice[ .]|tool_choice of type|must have names of their own",
+    "tools are named in one field and meant by another": r"^tool_choice(\.name)? |tool_choice of type|must have names of their own",
     "who may say what after whom is not of a schema": (
         r"content is required of a message|are the assistant's, not|no place in a message of this role|has no tool_use|"
         r"no function_call with|is the model's to make|answers no functionCall|must be the only thing in its part|they are a part each|"

@@ -14,6 +14,8 @@ import pytest_asyncio
 from gateway_cluster import MODEL, Cluster, new_arguments
 
 from gateway.app import GatewayServer
+from gateway.bodies import MAX_DEPTH, check_depth
+from springtide.errors import InvalidRequest
 from springtide.modelinfo import ModelInfo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,6 +39,10 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def answered(annotation: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": [annotation]}]}
+
+
+def asked_with_logprobs(logprob: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": [logprob]}]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -202,6 +208,7 @@ async def test_malformed_text_and_numbers_are_the_clients_fault(refusing: tuple[
         (RESPONSES, {"model": MODEL, "input": [answered("HALF")]}, "input[0].content.annotations"),
         (RESPONSES, {"model": MODEL, "input": [answered(math.nan)]}, "input[0].content.annotations"),
         (RESPONSES, {"model": MODEL, "input": [answered("DEEP")]}, "input"),
+        (RESPONSES, {"model": MODEL, "input": [asked_with_logprobs("HALF")]}, "input[0].content.logprobs"),
     ],
 )
 async def test_what_could_not_be_written_again_is_refused_by_name(
@@ -210,6 +217,13 @@ async def test_what_could_not_be_written_again_is_refused_by_name(
     content = json.dumps(body).replace("HALF", r"\ud800").replace('"DEEP"', "[" * 128 + "]" * 128)
     response = await refusing[0].post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+@pytest.mark.parametrize("leaf", ["1", ""])
+async def test_a_field_is_nested_so_deep_and_no_deeper(leaf: str) -> None:
+    check_depth(json.loads("[" * MAX_DEPTH + leaf + "]" * MAX_DEPTH), "field")
+    with pytest.raises(InvalidRequest, match="field is nested more than 128 deep"):
+        check_depth(json.loads("[" * (MAX_DEPTH + 1) + leaf + "]" * (MAX_DEPTH + 1)), "field")
 
 
 async def test_google_s_paths_have_google_s_words_for_another_method_and_a_compressed_body(

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -387,7 +387,17 @@ async def test_a_stage_loads_once_though_whoever_asked_for_it_is_gone(tmp_path: 
     await thread.close()
 
 
-async def test_a_stage_lets_go_of_the_arena_though_its_call_is_cancelled_while_its_session_ends(tmp_path: Path, model: Path) -> None:
+def noted(work: Callable[[], Awaitable[None]], begun: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def noting() -> None:
+        begun.set()
+        await work()
+
+    return noting
+
+
+async def test_a_stage_lets_go_of_the_arena_though_its_call_is_cancelled_while_its_session_ends(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it is when the group's first stage is lost: its orders end, and a moment later its call is cancelled."""
     thread, arguments = ModelThread(1), _arguments(tmp_path, model, stages=2)
     stage, engine = StageServer(arguments, thread), engine_identity("prefill-0", Incarnation(7))
@@ -406,16 +416,19 @@ async def test_a_stage_lets_go_of_the_arena_though_its_call_is_cancelled_while_i
     await until(lambda: context.write.called)
     assert not await attachments.has_let_go(engine)
     thread.run(computed.wait)
+    ending = asyncio.Event()
+    monkeypatch.setattr(thread, "at_rest", noted(thread.at_rest, ending))
     over.set()
-    await asyncio.sleep(0.05)
+    await ending.wait()
     call.cancel()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     assert not await attachments.has_let_go(engine), "it may still be writing"
     computed.set()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.sleep(0.05)
-    assert await attachments.has_let_go(engine)
+    async with asyncio.timeout(WAIT_S):
+        while not await attachments.has_let_go(engine):  # noqa: ASYNC110 - the kernel tells the server alone
+            await asyncio.sleep(0.005)
     await server.close()
     memory.close()
     await stage.close()

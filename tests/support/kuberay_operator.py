@@ -67,7 +67,7 @@ class KubeRay:
     def _reconcile(self, group: Object) -> None:
         name = group["groupName"]
         for pod in self.pods(name).intersection(group.get("scaleStrategy", {}).get("workersToDelete", ())):
-            self._nodes.pop(pod)[2].kill()
+            self._nodes.pop(pod)[2].kill(and_nodes=True)
             self._api.answer("DELETE", f"{_PODS}/{pod}", {}, b"")
         wanted = min(max(group["replicas"], group["minReplicas"]), group["maxReplicas"])
         for _ in range(wanted - len(self.pods(name))):
