@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -94,7 +95,8 @@ class JoinedNode:
         """As when the machine loses power: everything at once."""
         everything = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         for each in everything:
-            os.kill(each.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended with its parent
+                os.kill(each.pid, signal.SIGKILL)
         self.process.wait()
 
     def logs(self) -> str:
