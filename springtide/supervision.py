@@ -80,7 +80,7 @@ async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def uninterrupted(work: Awaitable[T]) -> T:
     """What `work`, that has to come to its end, comes to. Cancelled from outside, this ends as cancelled, but only then."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None

@@ -169,18 +169,13 @@ class Placement:
     def alone(self, held: Container[str], now: float) -> list[PlacedNode]:
         """Those whose processes may run with no agent beside them, for as long as one may come or they are to end. `held`: the names of
         those that have a place at Ray."""
-
-        def is_alone(node: PlacedNode) -> bool:
-            match node.phase:
-                case Phase.ADOPTING:
-                    return True
-                case Phase.LOST:
-                    return now < self._memory[node.name].lost_until
-                case Phase.LEAVING:
-                    return node.name not in held
-            return False
-
-        return [node for node in self._nodes.values() if is_alone(node)]
+        return [
+            node
+            for name, node in self._nodes.items()
+            if node.phase is Phase.ADOPTING
+            or (node.phase is Phase.LOST and now < self._memory[name].lost_until)
+            or (node.phase is Phase.LEAVING and name not in held)
+        ]
 
     def look(self, sight: Sight, wanted: Mapping[Role, int], now: float) -> list[Action]:
         """What is to be done after a look, so that there are so many nodes of each role."""

@@ -30,6 +30,7 @@ from kvstore.ssd.space import SegmentSlot, Space
 from springtide.clock import Clock, MonotonicClock
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey
+from springtide.supervision import uninterrupted
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,19 +59,6 @@ class TierCounts:
     """Slots that are not used again before the next start, as a block could not be read from them."""
     dropped: Mapping[str, int]
     """Blocks lost since the start, by reason: torn, orphan (found at the start), corrupt, disk_error (when read)."""
-
-
-async def ended(task: asyncio.Task[T]) -> T:
-    """Returns the task's result. Who is cancelled while waiting for it is cancelled when it has ended."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
 
 
 class SsdTier:
@@ -312,7 +300,7 @@ class SsdTier:
         task = asyncio.create_task(operation)
         self._operations.add(task)
         task.add_done_callback(self._operations.discard)
-        return await ended(task)
+        return await uninterrupted(task)
 
     def _check(self, memories: Sequence[memoryview]) -> None:
         for memory in memories:

@@ -382,12 +382,18 @@ async def test_a_gateway_that_is_stopped_has_written_everything_down(office: Off
     assert found.counts == Counts(1, usage["prompt_tokens"], 0, usage["completion_tokens"])
 
 
-async def test_a_tenant_has_a_bound_on_its_streams(arguments: ProcessArguments, cluster: Cluster) -> None:
+async def gateway_of_one_stream(arguments: ProcessArguments, cluster: Cluster) -> GatewayServer:
+    """A further one, with as many for each tenant; nodes pause after the first token."""
     server = arguments.config.server.model_copy(update={"max_streams_per_tenant": 1})
     gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), cluster.conductor.address)
     await gateway.start()
     for node in cluster.nodes.values():
         node.pause_at = 1
+    return gateway
+
+
+async def test_a_tenant_has_a_bound_on_its_streams(arguments: ProcessArguments, cluster: Cluster) -> None:
+    gateway = await gateway_of_one_stream(arguments, cluster)
     async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
         acme, zeta = {"x-springtide-tenant": "acme"}, {"x-springtide-tenant": "zeta"}
         async with http.stream("POST", "/v1/completions", json={**PLAIN, "stream": True}, headers=acme) as response:
@@ -403,11 +409,7 @@ async def test_a_tenant_has_a_bound_on_its_streams(arguments: ProcessArguments, 
 
 
 async def test_streams_that_are_taken_up_again_count_among_them(arguments: ProcessArguments, cluster: Cluster) -> None:
-    server = arguments.config.server.model_copy(update={"max_streams_per_tenant": 1})
-    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), cluster.conductor.address)
-    await gateway.start()
-    for node in cluster.nodes.values():
-        node.pause_at = 1
+    gateway = await gateway_of_one_stream(arguments, cluster)
     acme = {"x-springtide-tenant": "acme"}
     async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20, headers=acme) as http:
         made = await http.post("/v1/responses", json={"model": MODEL, "input": "Say it.", "background": True})

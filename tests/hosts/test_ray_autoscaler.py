@@ -10,13 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import yaml
 
 from deploy.local.logs import last_lines
-from tests.hosts.test_ray_scaling import AT_A_TIME, LONG, OUTPUT_TOKENS, Load, prefill_nodes, prompt_of
+from tests.hosts.test_ray_scaling import AT_A_TIME, LONG, OUTPUT_TOKENS, SCALING, Load, prefill_nodes, prompt_of, settings_of
 from tests.support.certificates import Authority
 from tests.support.chart import rendered
 from tests.support.cluster import Cluster
@@ -63,16 +62,9 @@ def world(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wor
         with RayMachines() as machines:
             machines.start_head("--no-monitor").wait_started()
             with KubeRay(api, found, machines) as kuberay, Autoscaler(api, found["metadata"]["name"], machines.address, files, log):
-                ray = {**settings["ray"], "scale_load": 1.0, "scale_up_after_s": 2.0, "scale_down_after_s": 4.0}
+                ray = {**settings["ray"], **SCALING}
                 ray.pop("address", None)
-                own: dict[str, Any] = {
-                    "model": str(model),
-                    "served_model_name": "placed",
-                    "dtype": "float32",
-                    "kv": {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]},
-                    "slo": {"ttft_ms": 1.0},
-                }
-                with cluster_on(machines, PATIENCE_S, ray, **own) as cluster:
+                with cluster_on(machines, PATIENCE_S, ray, **settings_of(model)) as cluster:
                     yield World(cluster, kuberay)
     finally:
         print(f"--- Ray's autoscaler\n{last_lines(log, 60)}")

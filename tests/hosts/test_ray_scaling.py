@@ -22,6 +22,19 @@ PATIENCE_S = 120.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 1500, 12
 AT_A_TIME = 6
 LONG = 250
+SCALING = {"scale_load": 1.0, "scale_up_after_s": 2.0, "scale_down_after_s": 4.0}
+"""Of `ray`."""
+
+
+def settings_of(model: Path) -> dict[str, Any]:
+    """With an objective that all who wait miss."""
+    return {
+        "model": str(model),
+        "served_model_name": "placed",
+        "dtype": "float32",
+        "kv": {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]},
+        "slo": {"ttft_ms": 1.0},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +44,7 @@ def cluster(model: Path) -> Iterator[Cluster]:
     with RayMachines() as machines:
         machines.start_head().wait_started()
         machines.add(cpus=4).wait_started()
-        settings: dict[str, Any] = {
-            "model": str(model),
-            "served_model_name": "placed",
-            "dtype": "float32",
-            "kv": {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]},
-            "slo": {"ttft_ms": 1.0},
-        }
-        ray = {"prefill": {"most": 2}, "scale_load": 1.0, "scale_up_after_s": 2.0, "scale_down_after_s": 4.0}
-        with cluster_on(machines, PATIENCE_S, ray, **settings) as cluster:
+        with cluster_on(machines, PATIENCE_S, {"prefill": {"most": 2}, **SCALING}, **settings_of(model)) as cluster:
             yield cluster
 
 

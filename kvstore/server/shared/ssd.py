@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvstore import metrics
 from kvstore.core.ssd import BlockCopy, SsdBlocks
 from kvstore.server.shared.stripe_ssd import Copy, OwnSsd, StripeSsd, counts_of_all
-from kvstore.ssd.tier import TierCounts, ended
+from kvstore.ssd.tier import TierCounts
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, Slot
-from springtide.supervision import all_of
+from springtide.supervision import all_of, uninterrupted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class Ssd:
     async def read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
         """Reads blocks [first, len(keys)) of a prompt into `slots`. Returns how many of its blocks are right then: those before the first
         that could not be read, which is given up with all that continues it. Once begun it goes on to the end, whoever cancels it."""
-        return await ended(asyncio.create_task(self._read(keys, first, slots)))
+        return await uninterrupted(self._read(keys, first, slots))
 
     async def _read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
         errors = _first_errors(await all_of([ssd.get(keys[first:], slots) for ssd in self._all]))
@@ -160,7 +160,7 @@ class Ssd:
         bad: list[BlockKey] = []
         for begin in range(0, len(keys), step):
             part = [key for key in keys[begin : begin + step] if key in self.blocks]
-            bad += await ended(asyncio.create_task(self._verify(part)))
+            bad += await uninterrupted(self._verify(part))
         return bad
 
     async def _verify(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
