@@ -48,10 +48,12 @@ POOL_WORK = Gauge(
 POOL_WANTED = Gauge(
     "springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by the work of the last minutes.", ["role"]
 )
-POOL_RUNNING = Gauge("springtide_conductor_pool_running", "Attempts that a pool computes.", ["role"])
-POOL_WAITING = Gauge("springtide_conductor_pool_waiting", "Attempts that wait in a pool.", ["role"])
+POOL_RUNNING = Gauge("springtide_conductor_pool_attempts_running", "Attempts that a pool computes.", ["role"])
+POOL_WAITING = Gauge("springtide_conductor_pool_attempts_waiting", "Attempts that wait in a pool.", ["role"])
 KV_USED = Gauge(
-    "springtide_conductor_kv_used", "Share of a pool's KV slots that attempts hold or are promised; above 1: more than there is.", ["role"]
+    "springtide_conductor_kv_used_ratio",
+    "Share of a pool's KV slots that attempts hold or are promised; above 1: more than there is.",
+    ["role"],
 )
 QUEUED_PREFILL_TOKENS = Gauge("springtide_conductor_queued_prefill_tokens", "Prompt tokens that prefill groups have still to compute.")
 DECODE_CONTEXT_TOKENS = Gauge("springtide_conductor_decode_context_tokens", "Tokens of context in the batches of the decode nodes.")

@@ -41,8 +41,8 @@ _HELD: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
         ("springtide_store_leases", {}),
         ("springtide_store_ingests", {}),
     ),
-    "prefill": (("springtide_prefill_running", {}), ("springtide_prefill_waiting", {})),
-    "decode": (("springtide_decode_running", {}), ("springtide_decode_waiting", {})),
+    "prefill": (("springtide_prefill_attempts_running", {}), ("springtide_prefill_attempts_waiting", {})),
+    "decode": (("springtide_decode_attempts_running", {}), ("springtide_decode_attempts_waiting", {})),
     "conductor": (("springtide_conductor_attempts", {}),),
     "gateway": (("springtide_gateway_requests_in_flight", {}),),
 }

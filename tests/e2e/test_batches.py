@@ -84,4 +84,4 @@ def test_every_line_is_answered_once_whatever_is_killed(cluster: Cluster) -> Non
     assert Counter(row["custom_id"] for row in rows) == Counter(f"line-{number}" for number in range(NUM_LINES))
     assert all(row["response"]["status_code"] == 200 and row["response"]["body"]["choices"][0]["text"] for row in rows)
     assert len(online.answers) >= 3, "others were served all the while"
-    cluster.wait_until(lambda: cluster.metric("decode-1", "springtide_decode_idle") == 0, "nothing in idle capacity")
+    cluster.wait_until(lambda: cluster.metric("decode-1", "springtide_decode_attempts_idle") == 0, "nothing in idle capacity")

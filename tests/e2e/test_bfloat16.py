@@ -97,7 +97,7 @@ def test_answers_are_the_same_after_a_move_to_another_node(cluster: Cluster, eng
     with ThreadPoolExecutor(len(prompts)) as threads:
         answers = [threads.submit(one, number) for number in range(len(prompts))]
         assert all(event.wait(60) for event in begun)
-        node = max(("decode-0", "decode-1"), key=lambda name: cluster.metric(name, "springtide_decode_running"))
+        node = max(("decode-0", "decode-1"), key=lambda name: cluster.metric(name, "springtide_decode_attempts_running"))
         victim = node if part == "engine" else f"{node}-store"
         cluster.kill(victim)
         tokens = [answer.result() for answer in answers]

@@ -29,10 +29,10 @@ def test_short_prompts_and_next_turns_are_inlined_and_long_ones_are_not(cluster:
     reference = Reference.from_gguf(demo_gguf())
 
     def answer(prompt: list[int]) -> tuple[list[int], int, float]:
-        before = cluster.metric("decode-0", "springtide_decode_inlined_total")
+        before = cluster.metric("decode-0", "springtide_decode_inlined_prompts_total")
         generated = generate(cluster.grpc_address, cluster.model, prompt, 20)
         assert generated.token_ids == reference.greedy(prompt, 20)
-        return generated.token_ids, generated.cached_tokens, cluster.metric("decode-0", "springtide_decode_inlined_total") - before
+        return generated.token_ids, generated.cached_tokens, cluster.metric("decode-0", "springtide_decode_inlined_prompts_total") - before
 
     first = random_prompt(seed=1, length=90)
     tokens, cached, inlined = answer(first)

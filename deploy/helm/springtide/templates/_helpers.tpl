@@ -533,7 +533,7 @@ value has thresholds. Of several Conductors the one that leads is asked. */}}
 - name: kv
   type: AverageValue
   threshold: {{ $scaling.targetKvUse | quote }}
-  query: max(springtide_conductor_kv_used{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
+  query: max(springtide_conductor_kv_used_ratio{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
 {{- end }}
 {{- if $scaling.latencySeconds }}
 - name: latency
