@@ -66,6 +66,12 @@ INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix
 LOAD_REPORTS = Counter("springtide_conductor_load_reports_total", "Load reports of engines taken in; of those that wait the newest counts.")
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
 ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts in flight.")
+HUNG = Gauge("springtide_conductor_hung_instances", "Instances that are silent or make no headway, and whose work others could do.")
+TICK_SECONDS = Histogram(
+    "springtide_conductor_tick_seconds",
+    "Time of a look at the whole cluster, which is taken once a second.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
+)
 IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is the one that answers.")
 LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadership epoch known here; 0 when there is one Conductor only.")
 LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])

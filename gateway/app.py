@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
+from gateway import metrics
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.usage import Counts, UsageRow
 from gateway.answer import ApiBackend
@@ -101,7 +102,8 @@ class GatewayServer:
         self._core = GatewayCore(limits, self._gateway_id, self._hashing)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
-        self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
+        objectives = metrics.Objectives(config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
+        self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials)
         self._accounts = Accounts(
             self._valkey,
             config.cluster,

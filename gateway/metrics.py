@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from gateway import events as ev
+from springtide.errors import Overloaded
+from springtide.metrics import LatestSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["endpoint", "status"])
@@ -13,9 +18,16 @@ IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being a
 DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["endpoint"])
 TTFT_SECONDS = Histogram("springtide_gateway_ttft_seconds", "From a generation's arrival to its first token.", buckets=LATENCY_BUCKETS_S)
 TBT_SECONDS = Histogram("springtide_gateway_tbt_seconds", "Between two tokens of a generation.", buckets=LATENCY_BUCKETS_S)
+E2E_SECONDS = Histogram(
+    "springtide_gateway_e2e_seconds",
+    "From a generation's arrival to its end, of those that finished.",
+    buckets=(*LATENCY_BUCKETS_S, 120, 300, 600, 1800),
+)
 PROMPT_TOKENS = Counter("springtide_gateway_prompt_tokens_total", "Prompt tokens of the generations that finished.")
 OUTPUT_TOKENS = Counter("springtide_gateway_output_tokens_total", "Output tokens sent on.")
-CACHED_TOKENS = Counter("springtide_gateway_cached_tokens_total", "Of them, those found in the pool by the first attempt.")
+CACHED_TOKENS = Counter(
+    "springtide_gateway_cached_tokens_total", "Of the prompt tokens, those found in the pool by a generation's first attempt."
+)
 RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
 FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
@@ -26,18 +38,81 @@ LOST_REPORTS = Counter(
 )
 STALE_ANSWERS = Counter("springtide_gateway_stale_leader_answers_total", "Answers of deposed Conductors, all refused.")
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])
+FAILURES = Counter("springtide_gateway_failures_total", "Generations that failed, by the code of the error that clients get.", ["code"])
+SLO_GENERATIONS = Counter(
+    "springtide_gateway_slo_generations_total",
+    "Generations ended, by tenant and by whether they met an objective: ttft, tbt; goodput: finished within both. Those in idle capacity, "
+    "and those that failed or ended by their client's doing, do not count.",
+    ["tenant", "objective", "result"],
+)
+OBJECTIVE_SECONDS = Gauge(
+    "springtide_gateway_slo_objective_seconds", "The objective, as configured, that the generations are held to: ttft, tbt.", ["objective"]
+)
+TENANT_TOKENS = Counter(
+    "springtide_gateway_tenant_tokens_total",
+    "Tokens of the generations that finished, by tenant: prompt; cached, which of these were found in the pool; output.",
+    ["tenant", "kind"],
+)
+CONTEXT_CACHES = Gauge("springtide_gateway_context_caches", "Context caches that this gateway last looked after, by status.", ["status"])
+CONTEXT_CACHE_TOKENS = Gauge("springtide_gateway_context_cache_tokens", "Tokens of these.", ["status"])
 
-_MOST_INSTANCES = 256
-_failed: dict[str, None] = {}
-"""Instances that have a series, who failed last at the end."""
+_instances, _tenants = LatestSeries(256), LatestSeries(256)
 
 
 def count_failed_attempt(instance_id: str) -> None:
     """Counts it. Only the instances that failed last have a series: each that starts anew may have another name."""
-    FAILED_ATTEMPTS.labels(instance_id).inc()
-    _failed.pop(instance_id, None)
-    _failed[instance_id] = None
-    if len(_failed) > _MOST_INSTANCES:
-        oldest = next(iter(_failed))
-        del _failed[oldest]
-        FAILED_ATTEMPTS.remove(oldest)
+    _instances.counter(FAILED_ATTEMPTS, instance_id).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What generations are held to, in seconds."""
+
+    ttft_s: float
+    tbt_s: float
+
+    def show(self) -> None:
+        OBJECTIVE_SECONDS.labels("ttft").set(self.ttft_s)
+        OBJECTIVE_SECONDS.labels("tbt").set(self.tbt_s)
+
+
+@dataclass(slots=True)
+class Latencies:
+    """What a generation's client has seen of time so far, in seconds."""
+
+    ttft_s: float | None = None
+    longest_gap_s: float | None = None
+    """Between two of its tokens."""
+
+
+def count_objectives(
+    tenant: str, seen: Latencies, waited_s: float, reply: ev.Finished | ev.Failed | ev.Cancelled, objectives: Objectives
+) -> None:
+    """Counts a generation that has ended `waited_s` after its arrival. Whether it had its first token in time is known without that token
+    once the objective has passed, and a client that has left by then counts as one that was not served."""
+    ttft_s = waited_s if seen.ttft_s is None else seen.ttft_s
+    late = ttft_s > objectives.ttft_s
+    if seen.ttft_s is not None or late:
+        _count(tenant, "ttft", not late)
+    halting = seen.longest_gap_s is not None and seen.longest_gap_s > objectives.tbt_s
+    if seen.longest_gap_s is not None:
+        _count(tenant, "tbt", not halting)
+    match reply:
+        case ev.Finished():
+            _count(tenant, "goodput", not (late or halting))
+        case ev.Failed(error) if error.http_status >= 500 or isinstance(error, Overloaded):
+            _count(tenant, "goodput", False)
+        case ev.Cancelled() if late or halting:
+            _count(tenant, "goodput", False)
+
+
+def _count(tenant: str, objective: str, met: bool) -> None:
+    _tenants.counter(SLO_GENERATIONS, tenant, objective, "met" if met else "missed").inc()
+
+
+def count_tokens(tenant: str, prompt: int, cached: int, output: int) -> None:
+    """Counts those of a generation that has finished."""
+    PROMPT_TOKENS.inc(prompt)
+    CACHED_TOKENS.inc(cached)
+    for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
+        _tenants.counter(TENANT_TOKENS, tenant, kind).inc(tokens)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway import events as ev
@@ -51,7 +51,11 @@ class Sink(Protocol):
 class _Served:
     sink: Sink
     num_prompt_tokens: int
+    tenant: str
     arrived_at: float
+    promised: bool
+    """It is held to the objectives."""
+    latencies: metrics.Latencies = field(default_factory=metrics.Latencies)
     last_token_at: float | None = None
     num_output_tokens: int = 0
     attempts: int = 0
@@ -65,11 +69,14 @@ class Runner:
         core: GatewayCore,
         conductor: ConductorLink,
         clock: Clock,
+        objectives: metrics.Objectives,
         credentials: Credentials = OPEN,
     ) -> None:
         self._core = core
         self._conductor = conductor
         self._clock = clock
+        self._objectives = objectives
+        objectives.show()
         self._sessions = SessionPool(self.post, credentials)
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
@@ -102,7 +109,9 @@ class Runner:
         await self._sessions.close()
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None:
-        self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), self._clock.now())
+        promised = not generation.terms.idle and not generation.prompt_only
+        now = self._clock.now()
+        self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), generation.tenant, now, promised)
         self.post(ev.Arrived(generation))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -202,11 +211,15 @@ class Runner:
         served = self._served.get(request_id)
         if served is None:
             return
-        now = self._clock.now()
+        now, seen = self._clock.now(), served.latencies
         if served.last_token_at is None:
-            metrics.TTFT_SECONDS.observe(now - served.arrived_at)
+            seen.ttft_s = now - served.arrived_at
+            metrics.TTFT_SECONDS.observe(seen.ttft_s)
         else:
-            metrics.TBT_SECONDS.observe((now - served.last_token_at) / len(action.tokens))
+            gap_s = (now - served.last_token_at) / len(action.tokens)
+            metrics.TBT_SECONDS.observe(gap_s)
+            if seen.longest_gap_s is None or gap_s > seen.longest_gap_s:
+                seen.longest_gap_s = gap_s
         served.last_token_at = now
         served.num_output_tokens += len(action.tokens)
         try:
@@ -225,22 +238,26 @@ class Runner:
         outcome = reply.reason.value if isinstance(reply, ev.Finished) else type(reply).__name__.lower()
         metrics.TERMINALS.labels(outcome).inc()
         if isinstance(reply, ev.Failed):
+            metrics.FAILURES.labels(reply.error.code or "none").inc()
             # What the client did, or a refusal under load, is no trouble of ours; there may be very many of them.
             level = logging.WARNING if reply.error.http_status >= 500 else logging.INFO
             logger.log(level, "request failed: %s", reply.error.message, extra={"request_id": request_id})
         served = self._served.pop(request_id, None)
         if served is None:
             return
+        took_s = self._clock.now() - served.arrived_at
+        if served.promised:
+            metrics.count_objectives(served.tenant, served.latencies, took_s, reply, self._objectives)
         if isinstance(reply, ev.Finished):
-            metrics.PROMPT_TOKENS.inc(served.num_prompt_tokens)
-            metrics.CACHED_TOKENS.inc(reply.cached_tokens)
+            metrics.E2E_SECONDS.observe(took_s)
+            metrics.count_tokens(served.tenant, served.num_prompt_tokens, reply.cached_tokens, served.num_output_tokens)
             logger.info(
                 "request finished (%s): %d prompt tokens, %d of them cached; %d output tokens; %.0f ms; attempts: %d",
                 reply.reason,
                 served.num_prompt_tokens,
                 reply.cached_tokens,
                 served.num_output_tokens,
-                (self._clock.now() - served.arrived_at) * 1000,
+                took_s * 1000,
                 served.attempts,
                 extra={"request_id": request_id},
             )

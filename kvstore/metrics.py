@@ -9,6 +9,7 @@ from springtide.telemetry import LATENCY_BUCKETS_S
 SLOTS = Gauge(
     "springtide_store_slots", "Slots by state: free, cached; of the arena: in_use, quarantined; of the SSD: retired", ["tier", "state"]
 )
+SLOT_BYTES = Gauge("springtide_store_slot_bytes", "Size of a slot: of a block in the layers that this store has", ["tier"])
 LOOKUPS = Counter("springtide_store_lookup_blocks_total", "Blocks looked for in the index")
 HITS = Counter("springtide_store_hit_blocks_total", "Blocks found in the index")
 LOOKUP_TOKENS = Counter("springtide_store_lookup_tokens_total", "Tokens of the blocks looked for")

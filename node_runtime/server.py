@@ -19,6 +19,7 @@ from kvstore.link import StoreLink
 from node_runtime.events import EngineEvent, Quiet, SendUpdate, SessionEnded, Start, StartT, StoreConnected, StoreLost, UpdateT
 from node_runtime.held_starts import HeldStarts
 from node_runtime.loading import Parts, shared_arena
+from node_runtime.metrics import VllmMetrics
 from node_runtime.model_thread import ObservedSpan
 from node_runtime.neighbours import Neighbours
 from node_runtime.role_switch import PendingSwitch
@@ -100,6 +101,8 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self._core: Core[StartT, UpdateT, EventT, ActionT] = core
         self._arguments = arguments
         self._clock = parts.clock
+        model_name = arguments.config.served_model_name or arguments.model_info.name
+        self.vllm = VllmMetrics(model_name, service.role, parts.clock)
         self._inbox: asyncio.Queue[EngineEvent[StartT] | EventT] = asyncio.Queue()
         self._grammars = grammars
         self._held: HeldStarts[StartT] = HeldStarts(grammars, self.samples_first, self.tell, self._refuse)
@@ -255,12 +258,17 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         slots_total = self.link.num_slots if self.link is not None and offers else 0
         return self._core.load(slots_total, self.store_load.slots_available)
 
+    @property
+    def num_held(self) -> int:
+        """Attempts that wait for their grammars, of which the core does not know yet."""
+        return len(self._held)
+
     def load_report(self) -> LoadReport:
         """What watchers are told."""
         doing = self.load()
         doing = replace(
             doing,
-            waiting=doing.waiting + len(self._held),
+            waiting=doing.waiting + self.num_held,
             attempt_ids=doing.attempt_ids | self._held.attempt_ids,
             ssd_read_us_per_block=self.store_load.ssd_read_us_per_block,
         )
@@ -285,6 +293,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         await self.thread.run(self.runner.warm_up)
         self.link, self.incarnation = link, incarnation
         self.store_load = storage.StoreLoad(link.num_slots, link.num_slots)
+        self.vllm.connected(link.num_slots, self.runner.kv_spec)
         # What is computed on a device must have room there, too.
         pages = self.runner.most_blocks if self.runner.keeps_pages else None
         self.tell(StoreConnected(min(link.num_slots, self.runner.most_blocks), pages))

@@ -13,6 +13,7 @@ IDLE_SLOWDOWN = Gauge(
     "By how much idle work of the machine's other engines was found to lengthen this one's, last (0.2: a fifth)",
 )
 WAITING = Gauge("springtide_prefill_attempts_waiting", "Attempts that wait for slots")
+QUEUED_TOKENS = Gauge("springtide_prefill_queued_tokens", "Prompt tokens still to compute of the attempts that run or wait")
 QUEUE_SECONDS = Gauge("springtide_prefill_queue_seconds", "Predicted time until everything accepted is computed")
 PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass over the model", buckets=LATENCY_BUCKETS_S)
 PASS_TOKENS = Histogram("springtide_prefill_pass_tokens", "Tokens of one pass", buckets=(1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide.credentials import OPEN, Credentials
+from springtide.metrics import VALKEY_UP
 from springtide.telemetry import FewWarnings
 from springtide.valkey import UNREACHABLE, ValkeyClient
 
@@ -129,8 +130,10 @@ class LeaderLease:
         arguments = [*self._holder, str(claim.floor), str(int(claim.take)), str(int(claim.leads)), self._signature]
         try:
             answer = await self._claim(keys=self._keys, args=arguments)
+            VALKEY_UP.labels("leader_lease").set(1)
             return self._read(answer)
         except UNREACHABLE as error:
+            VALKEY_UP.labels("leader_lease").set(0)
             logger.debug("the leader's lease cannot be asked for: %s", error)
         except ValueError as error:  # no text, no number: nobody of the cluster has written it
             self._warnings.warn("the leader's lease in Valkey makes no sense: %.200s", error)

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from springtide.config import ClusterConfig
 from springtide.credentials import OPEN, Credentials
+from springtide.metrics import VALKEY_UP
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import UNREACHABLE, ValkeyClient
@@ -171,7 +172,9 @@ class Membership:
     async def _put(self, member: Member) -> None:
         try:
             await self._redis.set(self._key_of(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))
+            VALKEY_UP.labels("membership").set(1)
         except UNREACHABLE as error:
+            VALKEY_UP.labels("membership").set(0)
             logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
 
     async def _renew(self, member: Member) -> None:

@@ -22,6 +22,7 @@ import uvloop
 
 from springtide.config import SECRET_VARIABLE, ClusterConfig, load_config
 from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
+from springtide.metrics import show_build, watch_event_loop
 from springtide.modelinfo import ModelInfo
 from springtide.supervision import first_of
 from springtide.telemetry import setup_logging
@@ -99,6 +100,7 @@ def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], 
     setup_logging(arguments.instance_id or role, arguments.config.log.level, arguments.config.log.format)
     die_with_parent()
     raise_file_limit()
+    show_build(role)
     if arguments.beat_file is not None:
         arguments.beat_file.touch()
     code = 1
@@ -175,10 +177,7 @@ async def _until_signalled(main: Callable[[asyncio.Event], Awaitable[None]], bea
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if beat_file is None:
-        await main(stop)
-    else:
-        await first_of(main(stop), _beat(beat_file))
+    await first_of(main(stop), watch_event_loop(), *([] if beat_file is None else [_beat(beat_file)]))
 
 
 async def _beat(file: Path) -> None:

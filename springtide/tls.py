@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ import grpc
 
 from springtide.config import ServerConfig, TlsConfig
 from springtide.errors import ConfigError
+from springtide.metrics import CERTIFICATE_EXPIRY
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ HANDSHAKE_S = 10.0
 """A server waits for a handshake for so long."""
 _ACCEPT_AGAIN_S = 1.0
 _MAX_FILE_BYTES = 1 << 20
+_EXPLICIT_VERSION, _UTC_TIME = 0xA0, 0x17
+"""Tags of DER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class _Loaded:
     state: tuple[tuple[int, ...], ...]
     """Of the files before they were read."""
     number: int
+    expires_at: float
+    """Of the certificate, Unix time."""
     server: ssl.SSLContext
     client: ssl.SSLContext
     certificate: bytes
@@ -67,14 +73,16 @@ class _Loaded:
 class Tls:
     """A certificate, as it is now. Looks at the files when there is a connection, twice a second at the most. Any thread may use it."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises ConfigError, naming the file that is wrong."""
+    def __init__(self, files: TlsFiles, name: str = "") -> None:
+        """`name`: what the metrics call it, where they tell when it ends. Raises ConfigError, naming the file that is wrong."""
         self.files = files
         self._lock = threading.Lock()
         self._loaded = _load(files, 0)
         self._looked_at = time.monotonic()
         self._refused: tuple[tuple[int, ...], ...] | None = None
         """The state of the files that were found not to fit."""
+        if name:
+            CERTIFICATE_EXPIRY.labels(name).set_function(lambda: self._newest().expires_at)
 
     @property
     def number(self) -> int:
@@ -138,7 +146,7 @@ def public_tls(server: ServerConfig) -> Tls | None:
     if server.tls_certificate is None or server.tls_key is None:
         return None
     settings = ("server.tls_certificate", "server.tls_key", "server.tls_client_ca")
-    return Tls(TlsFiles(server.tls_certificate, server.tls_key, server.tls_client_ca, settings))
+    return Tls(TlsFiles(server.tls_certificate, server.tls_key, server.tls_client_ca, settings), "public")
 
 
 def cluster_tls(config: TlsConfig) -> Tls | None:
@@ -151,7 +159,7 @@ def cluster_tls(config: TlsConfig) -> Tls | None:
 
 @functools.cache
 def _tls_of(files: TlsFiles) -> Tls:
-    return Tls(files)
+    return Tls(files, "cluster")
 
 
 async def accept(listening: socket.socket, tls: Tls, new_protocol: Callable[[], asyncio.BaseProtocol], most_handshakes: int) -> NoReturn:
@@ -216,7 +224,36 @@ def _load(files: TlsFiles, number: int) -> _Loaded:
     client = client_context(authorities)
     client.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
     client.set_alpn_protocols(["h2"])
-    return _Loaded(state, number, server, client, files.certificate.read_bytes(), files.key.read_bytes(), authorities)
+    certificate = files.certificate.read_bytes()
+    return _Loaded(state, number, expiry_of(certificate), server, client, certificate, files.key.read_bytes(), authorities)
+
+
+def expiry_of(certificate: bytes) -> float:
+    """The end of the first certificate in a PEM file, Unix time. Read here, as whoever is given certificates has nothing else to read: of
+    RFC 5280's TBSCertificate the second time of `validity`."""
+    text = certificate.decode("latin-1")
+    der = ssl.PEM_cert_to_DER_cert(text[text.index(ssl.PEM_HEADER) : text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)])
+    tbs, *_ = _elements(_elements(der)[0][1])
+    fields = _elements(tbs[1])
+    validity = fields[4 if fields[0][0] == _EXPLICIT_VERSION else 3]
+    tag, value = _elements(validity[1])[1]
+    written = value.decode()
+    if tag == _UTC_TIME:
+        written = f"{'19' if written[:2] >= '50' else '20'}{written}"
+    return datetime.strptime(written, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _elements(der: bytes) -> list[tuple[int, bytes]]:
+    """Tags and contents of DER's elements, one after another."""
+    found, at = [], 0
+    while at < len(der):
+        tag, size, begin = der[at], der[at + 1], at + 2
+        if size >= 0x80:
+            begin += size - 0x80
+            size = int.from_bytes(der[at + 2 : begin])
+        at = begin + size
+        found.append((tag, der[begin:at]))
+    return found
 
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:

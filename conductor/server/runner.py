@@ -52,6 +52,7 @@ class CoreRunner:
                         pairs = {score.quantity.value: (score.predicted, score.actual) for score in action.scores}
                         predictions.debug("%s", json.dumps(pairs), extra=ids)
                 case HungChanged(instances):
+                    metrics.HUNG.set(len(instances))
                     names = ", ".join(instance.instance_id for instance in instances)
                     logger.warning("work goes on elsewhere that is at instances which hang: %s", names or "at none any more")
                     self._hung_changes.set()

@@ -122,7 +122,9 @@ class ConductorServer:
     async def _tick(self) -> None:
         assert self._orders is not None, "run() comes after start()"
         while True:
-            self._orders.give(self._runner.feed(Tick()))
+            with metrics.TICK_SECONDS.time():
+                actions = self._runner.feed(Tick())
+            self._orders.give(actions)
             # Both take their time in a large cluster: requests have their turn in between.
             await asyncio.sleep(_TICK_S / 2)
             for _ in metrics.observe_cluster(self._runner.core, self._runner.clock.now()):

@@ -16,6 +16,7 @@ from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
+from node_runtime.events import Start
 from node_runtime.held_starts import when_compiled
 from node_runtime.loading import Parts
 from node_runtime.model_thread import Watchdog, longest_s, stalled_after_s
@@ -139,8 +140,11 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
         return self._watchdog.stalled
 
     def handled(self, event: Event) -> None:
-        if isinstance(event, Tick):
+        if isinstance(event, Start):
+            self.vllm.started(event.start.request)
+        elif isinstance(event, Tick):
             load = self.load()
+            self.vllm.doing(load, self.num_held)
             metrics.RUNNING.set(load.running)
             metrics.IDLE.set(load.idle.running)
             metrics.IDLE_SLOWDOWN.set(self.core.slowdown)
@@ -148,11 +152,15 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
             metrics.CONTEXT_TOKENS.set(load.tokens)
 
     def count_update(self, update: DecodeUpdate) -> None:
+        for done in update.prefilled:
+            self.vllm.prefilled(done)
+        self.vllm.sampled(update.outputs)
         metrics.INLINED.inc(len(update.prefilled))
         metrics.TOKENS.inc(sum(len(output.tokens) for output in update.outputs))
         for failed in update.failed:
             code = failed.failure.code
             logger.info("%s: %s", code.name, failed.failure.message, extra={"attempt_id": failed.attempt_id})
             metrics.FAILURES.labels(code.value).inc()
+            self.vllm.failed(failed.attempt_id, code)
             metrics.PREEMPTIONS.inc(code is FailureCode.PREEMPTED)
             metrics.ADMISSION_REJECTIONS.inc(code is FailureCode.OVERLOADED)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from gateway import events as ev
+from gateway import metrics
 from gateway.caching import core
 from gateway.caching.agenda import Claim, Errand
 from gateway.caching.catalogue import Catalogue
-from gateway.caching.context import ContextCache, content_from
+from gateway.caching.context import ContextCache, Status, content_from
 from gateway.caching.stores import Stores
 from gateway.runner import Runner
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 LOOK_FOR_DUE_EVERY_S = 1.0
 CLAIM_S = 15.0
 """After so long a gateway that has died while it looked at a cache is followed by another."""
+NOT_SEEN_S = 1.5 * core.LOOK_EVERY_S
+"""Who has not been looked at here for so long is looked after by another gateway."""
 PLACES = {Errand.LOOK: 64, Errand.WORK: 8}
 """How many there are of either at once, of a tenant at most half of that. Further ones are left to other gateways, or to the next turn."""
 
@@ -84,6 +87,40 @@ class _NobodyReads:
             self._ended.set_result(reply)
 
 
+class _LookedAfter:
+    """The caches that this gateway has looked at of late, for the metrics: others look at one after another has."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[float, Status, int]] = {}
+        """When, its status and its tokens; who was seen last at the end."""
+        self._caches: Counter[Status] = Counter()
+        self._tokens: Counter[Status] = Counter()
+
+    def see(self, cache: ContextCache, now: float) -> None:
+        self.lose(cache.tenant, cache.cache_id)
+        status = cache.status(now)
+        self._seen[cache.tenant, cache.cache_id] = now, status, cache.tokens
+        self._caches[status] += 1
+        self._tokens[status] += cache.tokens
+
+    def lose(self, tenant: str, cache_id: str) -> None:
+        """It is there no more, or looked at by others."""
+        if (seen := self._seen.pop((tenant, cache_id), None)) is not None:
+            _, status, tokens = seen
+            self._caches[status] -= 1
+            self._tokens[status] -= tokens
+
+    def show(self, now: float) -> None:
+        while self._seen:
+            (tenant, cache_id), (seen_at, _, _) = next(iter(self._seen.items()))
+            if now - seen_at < NOT_SEEN_S:
+                break
+            self.lose(tenant, cache_id)
+        for status in Status:
+            metrics.CONTEXT_CACHES.labels(status.value).set(self._caches[status])
+            metrics.CONTEXT_CACHE_TOKENS.labels(status.value).set(self._tokens[status])
+
+
 class Keeper:
     """This gateway's part in looking after all context caches of the cluster."""
 
@@ -96,6 +133,7 @@ class Keeper:
         self._agenda = catalogue.agenda
         self._looks: dict[asyncio.Task[None], Claim] = {}
         """Those that work too."""
+        self._looked_after = _LookedAfter()
         self._due = asyncio.Event()
         self._stores_at = float("-inf")
         """When the stores were last looked at, on the event loop's clock."""
@@ -141,6 +179,7 @@ class Keeper:
             self._stores_at = loop_now
             await self._stores.look()
         now = self._now()
+        self._looked_after.show(now)
         if (woken := await self._agenda.stores_changed(self._stores.word, now)) > 0:
             logger.info("the stores are others than before: %d context caches are looked at", woken)
         for errand, places in PLACES.items():
@@ -181,8 +220,10 @@ class Keeper:
     async def _look(self, claim: Claim) -> None:
         cache = await self._catalogue.get(claim.tenant, claim.cache_id)
         if cache is None:
+            self._looked_after.lose(claim.tenant, claim.cache_id)
             await self._agenda.put_back(claim, None)
             return
+        self._looked_after.see(cache, self._now())
         keys = await self._catalogue.keys(claim.tenant, claim.cache_id)
         uses = await self._catalogue.uses(claim.tenant, claim.cache_id)
         works = claim.errand is Errand.WORK

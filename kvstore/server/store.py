@@ -101,6 +101,7 @@ class Store:
     async def start(self) -> Endpoint:
         """Serves peers and the engine once it has passed a transfer to itself. Raises OSError, ValueError or SpringtideError."""
         endpoint = await self._arena.start()
+        metrics.SLOT_BYTES.labels("dram").set(self._arena.bytes_per_slot)
         await self._self_test(endpoint)
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
@@ -162,6 +163,7 @@ class Store:
         """Raises SsdUnavailable."""
         assert self.pool.ssd is not None, "a store with SSD options has a pool that knows of it"
         region, size = self._arena.memory.region, self._arena.bytes_per_slot
+        metrics.SLOT_BYTES.labels("ssd").set(size)
         tier = await SsdTier.open(options.directory, options.capacity_bytes, size, options.fingerprint, self._disk)
         own = OwnSsd(tier, region.memory, size)
         others = () if self._bundle is None else self._bundle.ssds

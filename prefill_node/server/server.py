@@ -137,6 +137,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
     def handled(self, event: Event) -> None:
         match event:
             case Start(_, start):
+                self.vllm.started(start.request)
                 self._transfers.started(start.request)
             case Tick():
                 load = self.load()
@@ -144,7 +145,9 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
                 metrics.IDLE.set(load.idle.running)
                 metrics.IDLE_SLOWDOWN.set(self.core.slowdown)
                 metrics.WAITING.set(load.waiting)
+                metrics.QUEUED_TOKENS.set(load.tokens)
                 metrics.QUEUE_SECONDS.set(load.queue_ms / 1000)
+                self.vllm.doing(load, self.num_held)
                 self._transfers.keep(load.attempt_ids)
             case storage.HandedOver():
                 metrics.HAND_OVER_BYTES.inc(event.num_bytes)
@@ -155,8 +158,10 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
             case AttemptFailed(attempt_id, failure):
                 logger.info("%s: %s", failure.code.name, failure.message, extra={"attempt_id": attempt_id})
                 metrics.FAILURES.labels(failure.code.value).inc()
+                self.vllm.failed(attempt_id, failure.code)
             case PrefillDone():
                 self._transfers.computed(update, self._clock.now())
+                self.vllm.prefilled(update)
                 metrics.QUEUE_WAIT_SECONDS.observe(update.queue_ms / 1000)
                 metrics.CACHED_TOKENS.labels("local").inc(update.cached_tokens - update.remote_tokens)
                 metrics.CACHED_TOKENS.labels("remote").inc(update.remote_tokens)

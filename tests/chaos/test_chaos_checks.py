@@ -352,8 +352,8 @@ GAUGES = {
     'springtide_store_slots{state="quarantined",tier="dram"} 0\n'
     "springtide_store_leases 0\n"
     "springtide_store_ingests 0\n",
-    "prefill": "springtide_prefill_attempts_running 0\nspringtide_prefill_waiting 0\n",
-    "decode": "springtide_decode_attempts_running 0\nspringtide_decode_waiting 0\n",
+    "prefill": "springtide_prefill_attempts_running 0\nspringtide_prefill_attempts_waiting 0\n",
+    "decode": "springtide_decode_attempts_running 0\nspringtide_decode_attempts_waiting 0\n",
     "conductor": "springtide_conductor_attempts 0\n",
     "gateway": "# TYPE springtide_gateway_requests_in_flight gauge\n",
 }

@@ -10,6 +10,7 @@ from gateway_cluster import until
 from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
+from gateway.metrics import Objectives
 from gateway.runner import Runner
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable
@@ -42,7 +43,7 @@ class Sink:
 
 async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> None:
     core, link, sink = new_core(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Sink()
-    runner = Runner(core, link, MonotonicClock())  # type: ignore[arg-type]
+    runner = Runner(core, link, MonotonicClock(), Objectives(ttft_s=1.0, tbt_s=0.1))  # type: ignore[arg-type]
     runner.start()
     try:
         runner.launch(generation(1, 4), sink)
