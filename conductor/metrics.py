@@ -76,7 +76,7 @@ IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is t
 LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadership epoch known here; 0 when there is one Conductor only.")
 LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])
 UNRECORDED_EVENTS = Counter("springtide_conductor_unrecorded_events_total", "Events after the end of a record that could not go on.")
-SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node"])
+SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node_id"])
 
 
 def forget_node(node_id: str) -> None:

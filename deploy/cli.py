@@ -205,6 +205,14 @@ def config(
 
 
 @app.command()
+def metrics() -> None:
+    """Print what every metric of every process means, as Markdown."""
+    from deploy.commands.metrics_reference import metrics_reference
+
+    typer.echo(metrics_reference(), nl=False)
+
+
+@app.command()
 def profile(
     model: Annotated[str, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = "demo",
     dtype: Annotated[str, typer.Option(help=names_of(DtypeName))] = "bfloat16",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -11,11 +12,11 @@ from springtide.errors import Overloaded
 from springtide.metrics import LatestSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
 
-REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["endpoint", "status"])
+REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["route", "status"])
 UNAUTHENTICATED = Counter("springtide_gateway_unauthenticated_total", "API requests without an API key that is known.")
 RATE_LIMITED = Counter("springtide_gateway_rate_limited_total", "API requests over their key's or tenant's limit, by its kind.", ["kind"])
-IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["endpoint"])
-DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["endpoint"])
+IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["route"])
+DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["route"])
 TTFT_SECONDS = Histogram("springtide_gateway_ttft_seconds", "From a generation's arrival to its first token.", buckets=LATENCY_BUCKETS_S)
 TBT_SECONDS = Histogram("springtide_gateway_tbt_seconds", "Between two tokens of a generation.", buckets=LATENCY_BUCKETS_S)
 E2E_SECONDS = Histogram(
@@ -30,7 +31,7 @@ CACHED_TOKENS = Counter(
 )
 RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
 FAILED_ATTEMPTS = Counter(
-    "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
+    "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance_id"]
 )
 CROWDED_OUT = Counter("springtide_gateway_crowded_out_attempts_total", "Attempts for which there was no room; their requests wait.")
 LOST_REPORTS = Counter(
@@ -56,7 +57,19 @@ TENANT_TOKENS = Counter(
 CONTEXT_CACHES = Gauge("springtide_gateway_context_caches", "Context caches that this gateway last looked after, by status.", ["status"])
 CONTEXT_CACHE_TOKENS = Gauge("springtide_gateway_context_cache_tokens", "Tokens of these.", ["status"])
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?", re.ASCII)
+_MOST_OF_AN_ID = 64
+"""OpenMetrics allows an exemplar's labels 128 characters, names included."""
+
 _instances, _tenants = LatestSeries(256), LatestSeries(256)
+
+
+def exemplar(request_id: str, traceparent: str) -> dict[str, str]:
+    """By what logs and traces find a generation: its request's id and, where there is one, the trace's."""
+    labels = {"request_id": request_id[:_MOST_OF_AN_ID]}
+    if (trace := _TRACEPARENT.fullmatch(traceparent)) is not None and trace[1].strip("0"):
+        labels["trace_id"] = trace[1]
+    return labels
 
 
 def count_failed_attempt(instance_id: str) -> None:

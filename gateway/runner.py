@@ -55,6 +55,7 @@ class _Served:
     arrived_at: float
     promised: bool
     """It is held to the objectives."""
+    exemplar: dict[str, str]
     latencies: metrics.Latencies = field(default_factory=metrics.Latencies)
     last_token_at: float | None = None
     num_output_tokens: int = 0
@@ -111,7 +112,9 @@ class Runner:
     def launch(self, generation: ev.Generation, sink: Sink) -> None:
         promised = not generation.terms.idle and not generation.prompt_only
         now = self._clock.now()
-        self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), generation.tenant, now, promised)
+        exemplar = metrics.exemplar(generation.request_id, generation.traceparent)
+        num_tokens = len(generation.prompt_ids)
+        self._served[generation.request_id] = _Served(sink, num_tokens, generation.tenant, now, promised, exemplar)
         self.post(ev.Arrived(generation))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -214,11 +217,12 @@ class Runner:
         now, seen = self._clock.now(), served.latencies
         if served.last_token_at is None:
             seen.ttft_s = now - served.arrived_at
-            metrics.TTFT_SECONDS.observe(seen.ttft_s)
+            metrics.TTFT_SECONDS.observe(seen.ttft_s, served.exemplar)
         else:
             gap_s = (now - served.last_token_at) / len(action.tokens)
-            metrics.TBT_SECONDS.observe(gap_s)
-            if seen.longest_gap_s is None or gap_s > seen.longest_gap_s:
+            longest = seen.longest_gap_s is None or gap_s > seen.longest_gap_s
+            metrics.TBT_SECONDS.observe(gap_s, served.exemplar if longest else None)
+            if longest:
                 seen.longest_gap_s = gap_s
         served.last_token_at = now
         served.num_output_tokens += len(action.tokens)
@@ -249,7 +253,7 @@ class Runner:
         if served.promised:
             metrics.count_objectives(served.tenant, served.latencies, took_s, reply, self._objectives)
         if isinstance(reply, ev.Finished):
-            metrics.E2E_SECONDS.observe(took_s)
+            metrics.E2E_SECONDS.observe(took_s, served.exemplar)
             metrics.count_tokens(served.tenant, served.num_prompt_tokens, reply.cached_tokens, served.num_output_tokens)
             logger.info(
                 "request finished (%s): %d prompt tokens, %d of them cached; %d output tokens; %.0f ms; attempts: %d",

@@ -44,10 +44,13 @@ def meter(transport: str, direction: str) -> Meter:
 
 
 class _Transfers(Collector):
+    def describe(self) -> tuple[CounterMetricFamily, CounterMetricFamily, HistogramMetricFamily]:
+        moved = CounterMetricFamily("springtide_messenger_bytes_total", "Bytes moved", labels=_LABELS)
+        ended = CounterMetricFamily("springtide_messenger_batches_total", "Batches ended, well or not", labels=_LABELS)
+        return moved, ended, HistogramMetricFamily("springtide_messenger_batch_seconds", "Duration of a batch", labels=_LABELS)
+
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
-        moved = CounterMetricFamily("springtide_messenger_bytes", "Bytes moved", labels=_LABELS)
-        ended = CounterMetricFamily("springtide_messenger_batches", "Batches ended, well or not", labels=_LABELS)
-        seconds = HistogramMetricFamily("springtide_messenger_batch_seconds", "Duration of a batch", labels=_LABELS)
+        moved, ended, seconds = self.describe()
         for labels, one in _meters.items():
             moved.add_metric(labels, one.num_bytes)
             ended.add_metric(labels, sum(one.batches))
@@ -57,4 +60,5 @@ class _Transfers(Collector):
         yield from (moved, ended, seconds)
 
 
-REGISTRY.register(_Transfers())
+TRANSFERS = _Transfers()
+REGISTRY.register(TRANSFERS)

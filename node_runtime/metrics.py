@@ -1,5 +1,5 @@
-"""What an engine tells Prometheus under the names that vLLM gives it (0.32, vllm/v1/metrics/loggers.py), so that what routes to vLLM, scales
-it or shows it can take an engine for one. What each means where prompt and output are computed on two nodes is in docs/metrics.md."""
+"""What an engine tells Prometheus under the names that vLLM gives it (0.32, `vllm/v1/metrics/loggers.py`), so that what routes to vLLM,
+scales it or shows it can take an engine for one. What each means where prompt and output are computed on two nodes: docs/metrics.md."""
 
 from __future__ import annotations
 

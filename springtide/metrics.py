@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from springtide import __version__
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: they would be half of every page
 
-BUILD = Info("springtide_build", "What this process is: the version it runs, and its role, of a Conductor with a gateway in it the former")
+BUILD = Gauge("springtide_build_info", "1; its labels say which version the process runs, and as what", ["version", "role"])
 EVENT_LOOP_LAG_SECONDS = Histogram(
     "springtide_event_loop_lag_seconds",
     "By how much later than wanted the event loop had its turn, looked at four times a second",
@@ -27,7 +27,7 @@ _LAG_EVERY_S = 0.25
 
 
 def show_build(role: str) -> None:
-    BUILD.info({"version": __version__, "role": role})
+    BUILD.labels(__version__, role).set(1)
 
 
 async def watch_event_loop() -> None:

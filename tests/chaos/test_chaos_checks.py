@@ -380,7 +380,7 @@ def test_what_cannot_be_seen_is_taken_for_held() -> None:
 def test_what_is_seen_to_be_held_is_told() -> None:
     leases = pages()["store", "decode-0"].replace("leases 0", "leases 2")
     assert held(TOPOLOGY, {**pages(), ("store", "decode-0"): leases}) == {"decode-0-store springtide_store_leases": 2.0}
-    running = GAUGES["gateway"] + 'springtide_gateway_requests_in_flight{endpoint="chat"} 1\n'
+    running = GAUGES["gateway"] + 'springtide_gateway_requests_in_flight{route="chat"} 1\n'
     assert held(TOPOLOGY, {**pages(), ("gateway", "gateway-0"): running}) == {"gateway-0 springtide_gateway_requests_in_flight": 1.0}
     shared = replace(TOPOLOGY, gateway_in_conductor=True)
     both = {process: page for process, page in pages().items() if process[0] != "gateway"}

@@ -373,14 +373,14 @@ async def test_metrics_count_requests_tokens_and_latencies(http: httpx.AsyncClie
     await http.post(PLAIN, json=plain(suffix="."))
     text = (await http.get("/metrics")).text
     for sample in (
-        f'springtide_gateway_requests_total{{endpoint="{PLAIN}",status="200"}}',
-        f'springtide_gateway_requests_total{{endpoint="{PLAIN}",status="400"}}',
+        f'springtide_gateway_requests_total{{route="{PLAIN}",status="200"}}',
+        f'springtide_gateway_requests_total{{route="{PLAIN}",status="400"}}',
         "springtide_gateway_ttft_seconds_bucket",
         "springtide_gateway_tbt_seconds_count",
         "springtide_gateway_output_tokens_total",
     ):
         assert sample in text
-    assert f'springtide_gateway_requests_in_flight{{endpoint="{PLAIN}"}} 0.0' in text
+    assert f'springtide_gateway_requests_in_flight{{route="{PLAIN}"}} 0.0' in text
 
 
 async def test_a_gateway_that_stops_answers_what_still_runs(arguments: ProcessArguments, cluster: Cluster) -> None:
@@ -521,7 +521,7 @@ async def test_a_client_that_goes_while_its_body_comes_leaves_nothing(http: http
         await asyncio.sleep(30)
 
     request = asyncio.create_task(http.post(PLAIN, content=body(), headers={"content-type": "application/json"}))
-    in_flight = functools.partial(REGISTRY.get_sample_value, "springtide_gateway_requests_in_flight", {"endpoint": PLAIN})
+    in_flight = functools.partial(REGISTRY.get_sample_value, "springtide_gateway_requests_in_flight", {"route": PLAIN})
     await until(lambda: in_flight() == 1)
     request.cancel()
     await until(lambda: in_flight() == 0)

@@ -1,0 +1,84 @@
+"""Metrics that every process has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client import CollectorRegistry, Counter
+
+from springtide.metrics import EVENT_LOOP_LAG_SECONDS, LatestSeries, watch_event_loop
+from springtide.tls import expiry_of
+
+
+def samples(metric: Counter) -> dict[tuple[str, ...], float]:
+    return {tuple(sample.labels.values()): sample.value for family in metric.collect() for sample in family.samples}
+
+
+def test_only_the_names_used_last_have_series_each_with_all_of_its_own() -> None:
+    registry = CollectorRegistry()
+    requests = Counter("requests_total", "", ["tenant", "result"], registry=registry)
+    tokens = Counter("tokens_total", "", ["tenant"], registry=registry)
+    series = LatestSeries(2)
+    for tenant in ("ann", "bob"):
+        series.counter(requests, tenant, "met").inc()
+        series.counter(requests, tenant, "missed").inc()
+        series.counter(tokens, tenant).inc(5)
+    series.counter(tokens, "ann").inc(5)
+    series.counter(tokens, "cyd").inc()
+    assert samples(tokens) == {("ann",): 10, ("cyd",): 1}
+    assert samples(requests) == {("ann", "met"): 1, ("ann", "missed"): 1}
+    series.counter(requests, "bob", "met").inc()
+    assert samples(requests) == {("bob", "met"): 1}, "who comes back begins anew"
+
+
+async def test_an_event_loop_that_is_held_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_turns() -> float:
+        return sum(sample.value for sample in next(iter(EVENT_LOOP_LAG_SECONDS.collect())).samples if sample.name.endswith("_sum"))
+
+    monkeypatch.setattr("springtide.metrics._LAG_EVERY_S", 0.001)
+    before = slow_turns()
+    watching = asyncio.create_task(watch_event_loop())
+    try:
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251 - this is what is to be seen
+        while slow_turns() - before < 0.15:  # noqa: ASYNC110 - only the metric tells
+            await asyncio.sleep(0.001)
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+@pytest.mark.parametrize("year", [2026, 2049, 2050, 2300])
+@pytest.mark.parametrize("version", ["v3", "v1"])
+def test_the_end_of_a_certificate_is_read(year: int, version: str) -> None:
+    """Written with two digits of the year until 2049, with four after it; with a version before the rest of it, or without."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a" * 60)])
+    ends = datetime(year, 2, 3, 4, 5, 6, tzinfo=UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(ends - timedelta(days=1)).not_valid_after(ends)
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    if version == "v1":
+        pem = without_version(pem)
+    assert expiry_of(b"what is before it\n" + pem + pem) == ends.timestamp()
+
+
+def without_version(pem: bytes) -> bytes:
+    """The same as a certificate of version 1 has it; its signature is not right any more."""
+    import ssl
+
+    der = bytearray(ssl.PEM_cert_to_DER_cert(pem.decode()))
+    at = der.index(b"\xa0\x03\x02\x01\x02")
+    del der[at : at + 5]
+    for size_at in (at - 2, 2):
+        der[size_at : size_at + 2] = (int.from_bytes(der[size_at : size_at + 2]) - 5).to_bytes(2)
+    return ssl.DER_cert_to_PEM_cert(bytes(der)).encode()
