@@ -87,7 +87,7 @@ class _NobodyReads:
             self._ended.set_result(reply)
 
 
-class _LookedAfter:
+class LookedAfter:
     """The caches that this gateway has looked at of late, for the metrics: others look at one after another has."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Keeper:
         self._agenda = catalogue.agenda
         self._looks: dict[asyncio.Task[None], Claim] = {}
         """Those that work too."""
-        self._looked_after = _LookedAfter()
+        self._looked_after = LookedAfter()
         self._due = asyncio.Event()
         self._stores_at = float("-inf")
         """When the stores were last looked at, on the event loop's clock."""

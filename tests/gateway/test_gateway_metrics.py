@@ -9,6 +9,8 @@ from prometheus_client import REGISTRY
 
 from gateway import events as ev
 from gateway import metrics
+from gateway.caching.context import CacheId, ContextCache, Kept, Status
+from gateway.caching.keeper import NOT_SEEN_S, LookedAfter
 from gateway.metrics import Latencies, Objectives
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.protocol.outputs import Finish
@@ -101,3 +103,30 @@ def test_an_exemplar_is_never_too_long_to_be_one() -> None:
     long = metrics.exemplar("x" * 1000, f"00-{TRACE}-b7ad6b7169203331-01")
     assert sum(len(name) + len(value) for name, value in long.items()) <= 128
     metrics.TTFT_SECONDS.observe(1.0, long)
+
+
+def cache(number: int, tokens: int, ends_at: float = 1000.0, status: Status = Status.READY) -> ContextCache:
+    return ContextCache(CacheId(f"cache-{number}"), "ann", "m", tokens, 1, 0.0, ends_at, kept=Kept(status))
+
+
+def test_context_caches_are_counted_by_who_looked_at_them_last() -> None:
+    def shown(now: float) -> dict[str, tuple[float | None, float | None]]:
+        looked_after.show(now)
+        return {
+            status.value: counted
+            for status in Status
+            if any(counted := tuple(REGISTRY.get_sample_value(name, {"status": status.value}) for name in names))
+        }
+
+    names = ("springtide_gateway_context_caches", "springtide_gateway_context_cache_tokens")
+    looked_after = LookedAfter()
+    looked_after.see(cache(1, 100), 0.0)
+    looked_after.see(cache(2, 50, status=Status.PENDING), 1.0)
+    looked_after.see(cache(3, 7, ends_at=1.0), 2.0)
+    assert shown(2.0) == {"ready": (1, 100), "pending": (1, 50), "inactive": (1, 7)}
+    looked_after.see(cache(2, 50), 20.0)
+    looked_after.lose("ann", "cache-3")
+    looked_after.lose("ann", "cache-3")
+    assert shown(20.0) == {"ready": (2, 150)}
+    assert shown(NOT_SEEN_S) == {"ready": (1, 50)}, "another gateway has looked at it since, or nobody"
+    assert shown(20.0 + NOT_SEEN_S) == {}

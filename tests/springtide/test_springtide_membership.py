@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 import uvloop
+from prometheus_client import REGISTRY
 
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import MAX_RECORD_BYTES, Member, Membership, read_record, write_record
@@ -113,6 +114,21 @@ async def test_who_is_announced_is_there_until_its_lease_or_it_itself_ends(valke
         assert await asking.has("store", STORE.member_id) is False
     finally:
         await asking.close()
+        await nowhere.close()
+
+
+async def test_the_metrics_tell_whether_valkey_answers(valkey_url: str) -> None:
+    def up() -> float | None:
+        return REGISTRY.get_sample_value("springtide_valkey_up", {"client": "membership"})
+
+    ours, nowhere = Membership(valkey_url, "springtide", 5.0), Membership("redis://127.0.0.1:1/0", "springtide", 5.0)
+    try:
+        await ours.announce(STORE)
+        assert up() == 1
+        await nowhere.announce(STORE)
+        assert up() == 0
+    finally:
+        await ours.close()
         await nowhere.close()
 
 

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from conductor.server.streaming import follow
 from deploy.ca.authority import Authority
@@ -87,6 +88,17 @@ async def serving(machine: Machine) -> AsyncIterator[str]:
         yield address
     finally:
         await server.stop(None)
+
+
+def test_the_metrics_tell_when_the_certificate_in_use_ends(authority: Authority, machine: Machine) -> None:
+    def told() -> float | None:
+        return REGISTRY.get_sample_value("springtide_certificate_expiry_timestamp_seconds", {"certificate": "told"})
+
+    def end() -> float:
+        return x509.load_pem_x509_certificate(machine.identity.certificate.read_bytes()).not_valid_after_utc.timestamp()
+
+    Tls(machine.tls.files, "told")
+    assert told() == end()
 
 
 async def test_an_address_of_ipv6_is_announced_as_it_is_dialled() -> None:

@@ -174,6 +174,10 @@ class Cluster:
         """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
         return metric_at(self._metrics_address(name), metric, labels, TlsConfig.model_validate(self.record.tls))
 
+    def metrics_page(self, name: str, accept: str = "text/plain") -> str:
+        """All metrics of process `name`, as it shows them now to who accepts that."""
+        return metrics_page(self._metrics_address(name), TlsConfig.model_validate(self.record.tls), accept)
+
     def wait_metric(
         self, name: str, metric: str, condition: Callable[[float], bool], labels: dict[str, str] | None = None, timeout_s: float = 30.0
     ) -> None:
@@ -288,12 +292,17 @@ def members_of(redis_url: str, cluster: str, credentials: Credentials) -> list[M
 def metric_at(address: str, metric: str, labels: dict[str, str] | None = None, tls: TlsConfig | None = None) -> float:
     """The sum of a metric's samples that carry `labels`, as the process whose metrics are there reports it now; 0 when it has none."""
     total = 0.0
-    scheme, verify = "http", ssl.create_default_context()
-    if tls is not None and tls.certificate is not None and tls.key is not None:
-        scheme, verify = "https", ssl.create_default_context(cafile=tls.ca)
-        verify.load_cert_chain(tls.certificate, tls.key)
-    for line in httpx.get(f"{scheme}://{address}/metrics", timeout=10, trust_env=False, verify=verify).text.splitlines():
+    for line in metrics_page(address, tls).splitlines():
         sample = _SAMPLE.match(line)
         if sample and sample["name"] == metric and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items():
             total += float(sample["value"])
     return total
+
+
+def metrics_page(address: str, tls: TlsConfig | None = None, accept: str = "text/plain") -> str:
+    """What the process whose metrics are there shows of them, to who accepts that."""
+    scheme, verify = "http", ssl.create_default_context()
+    if tls is not None and tls.certificate is not None and tls.key is not None:
+        scheme, verify = "https", ssl.create_default_context(cafile=tls.ca)
+        verify.load_cert_chain(tls.certificate, tls.key)
+    return httpx.get(f"{scheme}://{address}/metrics", headers={"accept": accept}, timeout=10, trust_env=False, verify=verify).text
