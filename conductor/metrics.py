@@ -32,8 +32,9 @@ PREDICTED_TTFT_SECONDS = Histogram(
 )
 TTFT_ERROR_SECONDS = Histogram(
     "springtide_conductor_ttft_error_seconds",
-    "Actual less predicted time to first token.",
-    buckets=(-10, -5, -2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+    "By how much the first token came later, or earlier, than predicted.",
+    ["than_predicted"],
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
 PREDICTION_RATIO = Histogram(
     "springtide_conductor_prediction_ratio",
@@ -108,7 +109,8 @@ def observe_decided(decided: Decided, seconds: float, block_tokens: int, num_tok
 def observe_prefill(finished: PrefillFinished) -> None:
     # Attempts that another Conductor placed carry no prediction.
     if finished.predicted_ttft_ms > 0 and finished.actual_ttft_ms > 0:
-        TTFT_ERROR_SECONDS.observe((finished.actual_ttft_ms - finished.predicted_ttft_ms) / 1000.0)
+        error_s = (finished.actual_ttft_ms - finished.predicted_ttft_ms) / 1000.0
+        TTFT_ERROR_SECONDS.labels("later" if error_s > 0 else "earlier").observe(abs(error_s))
 
 
 def observe_scores(scored: Scored) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from prometheus_client import REGISTRY, Histogram
 
 from deploy.commands.metrics_reference import Described, all_metrics, groups, metrics_reference
 from springtide.rpc.generate import REPOSITORY
@@ -65,6 +66,15 @@ def test_a_name_keeps_to_the_conventions(name: str) -> None:
 )
 def test_what_is_against_the_conventions_is_found(metric: Described, problem: str) -> None:
     assert problem in problems(metric)
+
+
+def test_histograms_have_sums() -> None:
+    """prometheus_client leaves out that of one with negative bounds, and counters of such would go down."""
+    assert [h._name for h in histograms() if h._upper_bounds[0] < 0] == []
+
+
+def histograms() -> list[Histogram]:
+    return [collector for collector in REGISTRY._collector_to_names if isinstance(collector, Histogram) and not collector._labelvalues]
 
 
 def test_no_name_is_two_metrics() -> None:
