@@ -15,6 +15,7 @@ import redis.asyncio as redis
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway import metrics
 from gateway.accounts.accounts import Accounts
 from gateway.api_request import ApiRequest
 from gateway.background import Background
@@ -464,6 +465,8 @@ class ApiBackend:
 
     def start(self, request: PreparedRequest) -> AnswerStream:
         """Whoever asked for it, what is served of it is written down, and settled with what was taken of the caller's limits."""
+
+        metrics.INCOMING.labels(self.preparer.model_name).inc()
 
         def on_begin(answer: AnswerStream) -> Callable[[], None]:
             return self.accounts.meter(request.usage_row, request.receipt, lambda: answer.served)

@@ -13,6 +13,11 @@ from springtide.metrics import LatestSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["route", "status"])
+INCOMING = Counter(
+    "vllm:num_incoming_requests_total",
+    "Valid requests for outputs, whether or not somebody is there to answer them; the name is that of production-stack's router.",
+    ["model"],
+)
 UNAUTHENTICATED = Counter("springtide_gateway_unauthenticated_total", "API requests without an API key that is known.")
 RATE_LIMITED = Counter("springtide_gateway_rate_limited_total", "API requests over their key's or tenant's limit, by its kind.", ["kind"])
 IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["route"])

@@ -63,7 +63,8 @@ Prompts are computed by prefill engines and outputs by decode engines, so that
 
 Not there are `request_inference_time_seconds`, which is spent on two engines, and what engines here know nothing of: `request_params_n`,
 `num_requests_waiting_by_reason`, `lora_requests_info`, multi-modal caches. Requests for which no engine was found are counted where that is
-decided, in `springtide_conductor_rejections_total`."""
+decided, in `springtide_conductor_rejections_total`; all that came, in the gateway's `vllm:num_incoming_requests_total`, by which KEDA's
+recipes keep a pool from being scaled to nothing."""
 
 
 @dataclass(frozen=True, slots=True)

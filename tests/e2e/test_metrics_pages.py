@@ -106,6 +106,10 @@ def test_a_generation_within_its_objectives_is_goodput(cluster: Cluster, usage: 
     assert cluster.metric("gateway-0", "springtide_gateway_tenant_tokens_total", {"kind": "output"}) == usage["completion_tokens"]
 
 
+def test_what_keeps_pools_from_zero_is_told(cluster: Cluster, usage: dict[str, int]) -> None:
+    assert cluster.metric("gateway-0", "vllm:num_incoming_requests_total", {"model": cluster.model}) == 1
+
+
 def test_engines_tell_by_vllms_names_what_was_computed(cluster: Cluster, usage: dict[str, int]) -> None:
     engines = ("prefill-0", "decode-0")
 
