@@ -9,7 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gateway import events as ev
 from springtide.errors import Overloaded
-from springtide.metrics import LatestSeries
+from springtide.metrics import NamedSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["route", "status"])
@@ -66,7 +66,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 _MOST_OF_AN_ID = 64
 """OpenMetrics allows an exemplar's labels 128 characters, names included."""
 
-_instances, _tenants = LatestSeries(256), LatestSeries(256)
+_instances, _tenants = NamedSeries(256), NamedSeries(256)
 
 
 def exemplar(request_id: str, traceparent: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def exemplar(request_id: str, traceparent: str) -> dict[str, str]:
 
 
 def count_failed_attempt(instance_id: str) -> None:
-    """Counts it. Only the instances that failed last have a series: each that starts anew may have another name."""
+    """Counts it. Each instance that starts anew may have another name."""
     _instances.counter(FAILED_ATTEMPTS, instance_id).inc()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
@@ -39,25 +42,45 @@ async def watch_event_loop() -> None:
         EVENT_LOOP_LAG_SECONDS.observe(max(0.0, loop.time() - wanted_at))
 
 
-class LatestSeries:
-    """The counters whose first label is a name of which there are ever new ones, such as an instance's or a tenant's: only the names used
-    last have series. Used by one thread."""
+class NamedSeries:
+    """The series of counters whose first label is a name of which there are ever new ones, such as an instance's or a tenant's: so many
+    names have some of their own. When there are more, those that were not used for `UNUSED_S` make room, and if there are none, what is new
+    counts as `OTHERS`': nobody's names take another's series away, and sums are right. Used by one thread."""
 
-    def __init__(self, most: int) -> None:
+    OTHERS = "(others)"
+    UNUSED_S = 3600.0
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
-        self._series: dict[str, dict[tuple[Counter, tuple[str, ...]], Counter]] = {}
-        """By name, the one used last at the end."""
+        self._clock = clock
+        self._names: dict[str, _OfName] = {}
+        """By when they were last used."""
 
     def counter(self, metric: Counter, name: str, *labels: str) -> Counter:
         """The metric's counter of these labels, of which the name is the first."""
-        series = self._series.pop(name, None) or {}
-        self._series[name] = series
+        now, known = self._clock(), self._names.pop(name, None)
+        if known is None:
+            if len(self._names) >= self._most and not self._has_made_room(now):
+                return metric.labels(self.OTHERS, *labels)
+            known = _OfName(now)
+        known.used_at = now
+        self._names[name] = known
         key = (metric, labels)
-        counter = series.get(key)
-        if counter is None:
-            counter = series[key] = metric.labels(name, *labels)
-            if len(self._series) > self._most:
-                oldest = next(iter(self._series))
-                for other, its_labels in self._series.pop(oldest):
-                    other.remove(oldest, *its_labels)
+        if (counter := known.counters.get(key)) is None:
+            counter = known.counters[key] = metric.labels(name, *labels)
         return counter
+
+    def _has_made_room(self, now: float) -> bool:
+        name, oldest = next(iter(self._names.items()))
+        if now - oldest.used_at < self.UNUSED_S:
+            return False
+        del self._names[name]
+        for metric, labels in oldest.counters:
+            metric.remove(name, *labels)
+        return True
+
+
+@dataclass(slots=True)
+class _OfName:
+    used_at: float
+    counters: dict[tuple[Counter, tuple[str, ...]], Counter] = field(default_factory=dict)

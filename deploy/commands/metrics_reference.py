@@ -39,8 +39,8 @@ _EXEMPLARS = """`springtide_gateway_ttft_seconds`, `springtide_gateway_tbt_secon
 those have one that are the longest of their generation so far. Native histograms there are none of: prometheus_client 0.26 makes classic
 ones alone (Prometheus 3 turns them into native ones with `convert_classic_histograms_to_nhcb`).
 
-Only the tenants, and the instances, that had to do with requests last have series, 256 each at the most: what is beyond drops out, and
-begins anew at zero."""
+Up to 256 tenants, and as many instances, have series of their own. When there are more, those that had nothing to do with requests for an
+hour make room; if there are none, what is new counts as `(others)`, so that sums are right."""
 _TRANSFERS = "Of the process's own connections by Messenger: of a prefill engine and its stages, what goes from stage to stage."
 _VLLM = """So that what is made for vLLM (llm-d's endpoint picker, production-stack, AIBrix, KEDA's recipes, dashboards) works on these
 engines as it is: a pool of prefill engines is scaled by `vllm:num_requests_waiting`, one of decode engines by that or by

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry, Counter
 
-from springtide.metrics import EVENT_LOOP_LAG_SECONDS, LatestSeries, watch_event_loop
+from springtide.metrics import EVENT_LOOP_LAG_SECONDS, NamedSeries, watch_event_loop
 from springtide.tls import expiry_of
 
 
@@ -22,21 +22,26 @@ def samples(metric: Counter) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels.values()): sample.value for family in metric.collect() for sample in family.samples}
 
 
-def test_only_the_names_used_last_have_series_each_with_all_of_its_own() -> None:
-    registry = CollectorRegistry()
+def test_so_many_names_have_series_and_what_was_unused_for_long_makes_room() -> None:
+    registry, now = CollectorRegistry(), [0.0]
     requests = Counter("requests_total", "", ["tenant", "result"], registry=registry)
     tokens = Counter("tokens_total", "", ["tenant"], registry=registry)
-    series = LatestSeries(2)
+    series = NamedSeries(2, lambda: now[0])
     for tenant in ("ann", "bob"):
         series.counter(requests, tenant, "met").inc()
         series.counter(requests, tenant, "missed").inc()
         series.counter(tokens, tenant).inc(5)
+    now[0] = NamedSeries.UNUSED_S - 1
     series.counter(tokens, "ann").inc(5)
     series.counter(tokens, "cyd").inc()
-    assert samples(tokens) == {("ann",): 10, ("cyd",): 1}
-    assert samples(requests) == {("ann", "met"): 1, ("ann", "missed"): 1}
-    series.counter(requests, "bob", "met").inc()
-    assert samples(requests) == {("bob", "met"): 1}, "who comes back begins anew"
+    series.counter(requests, "dan", "met").inc()
+    assert samples(tokens) == {("ann",): 10, ("bob",): 5, ("(others)",): 1}, "a stranger takes nobody's series"
+    now[0] += 1
+    series.counter(tokens, "cyd").inc()
+    assert samples(tokens) == {("ann",): 10, ("cyd",): 1, ("(others)",): 1}
+    assert samples(requests) == {("ann", "met"): 1, ("ann", "missed"): 1, ("(others)", "met"): 1}
+    series.counter(tokens, "bob").inc()
+    assert samples(tokens)["(others)",] == 2, "who comes back is new"
 
 
 async def test_an_event_loop_that_is_held_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
