@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
 from prometheus_client.metrics_core import Metric
@@ -150,11 +151,10 @@ def _group(heading: str, processes: tuple[str, ...], module: ModuleType, note: s
     return Group(heading, processes, tuple(one for collector in collectors for one in _described(collector, processes)), note)
 
 
-def _described(collector: Collector, processes: tuple[str, ...]) -> Iterator[Described]:
-    describe = getattr(collector, "describe")  # noqa: B009 - only some collectors have it, and all of ours
-    for family in describe():
-        labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
-        yield _of_family(family, tuple(labels), processes)
+def _described(collector: Any, processes: tuple[str, ...]) -> Iterator[Described]:
+    """Of a metric, or of a collector of ours, whose families know their labels."""
+    for family in collector.describe():
+        yield _of_family(family, (collector if hasattr(collector, "_labelnames") else family)._labelnames, processes)
 
 
 def _collected(collector: Collector, processes: tuple[str, ...]) -> Iterator[Described]:
