@@ -16,16 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
 
-import conductor.metrics
-import decode_node.metrics
-import gateway.metrics
-import kvstore.metrics
-import messenger.metrics
-import prefill_node.metrics
 from deploy.ca.authority import Authority
+from deploy.commands.metrics_reference import all_metrics
 from deploy.ray.resources import bundle, fits, pool_config
 from springtide.config import ClusterConfig
 from springtide.protocol.instances import Role
@@ -423,27 +416,13 @@ def test_what_is_scaled_is_there_and_has_no_number_of_its_own(objects: list[Obje
     assert {name for name, found in workloads.items() if "replicas" not in found["spec"]} == scaled
 
 
-def exported() -> dict[str, set[str]]:
-    """The series that processes have, and the labels of each."""
-    modules = (conductor.metrics, decode_node.metrics, gateway.metrics, kvstore.metrics, messenger.metrics, prefill_node.metrics)
-    metrics = [metric for module in modules for metric in vars(module).values() if isinstance(metric, MetricWrapperBase)]
-    series = {
-        sample: set(metric._labelnames)
-        for metric in metrics
-        for described in metric.describe()
-        for sample in (described.name, *(f"{described.name}_{kind}" for kind in ("total", "bucket", "sum", "count")))
-    }
-    messenger.metrics.meter("shm", "out").count(1, 1.0)
-    samples = [sample for family in REGISTRY.collect() if family.name.startswith("springtide_messenger") for sample in family.samples]
-    return {**series, **{sample.name: set(sample.labels) for sample in samples}}
-
-
 def of_prometheus(name: str) -> bool:
     return name in ("namespace", "job", "pod", "le")
 
 
 def test_pools_are_scaled_by_metrics_that_there_are() -> None:
-    known, objects = exported(), list(all_objects())
+    known = {sample: set(metric.labels) for metric in all_metrics().values() for sample in metric.samples}
+    objects = list(all_objects())
     triggers = [trigger for found in of_kind(objects, "ScaledObject") for trigger in found["spec"]["triggers"]]
     queries = {trigger["metadata"]["query"] for trigger in triggers}
     assert len(queries) == 8 and {trigger["name"] for trigger in triggers} == {"load", "ratio", "queue", "kv", "latency"}
@@ -455,13 +434,6 @@ def test_pools_are_scaled_by_metrics_that_there_are() -> None:
         assert set(re.findall(r"springtide_\w+", query)) <= known.keys(), query
     (monitor,) = {json.dumps(found["metadata"]["name"]) for found in of_kind(objects, "PodMonitor")}
     assert all(f'job="{NAMESPACE}/{json.loads(monitor)}"' in query for query in queries)
-
-
-@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.stem)
-def test_metrics_that_a_page_names_are_there(page: Path) -> None:
-    known = exported()
-    named = set(re.findall(r"`(springtide_(?:conductor|decode|gateway|messenger|prefill|store)_\w+)", page.read_text()))
-    assert {name for name in named if name not in known} == set()
 
 
 def test_prometheus_finds_the_metrics_of_every_process(objects: list[Object]) -> None:
