@@ -33,13 +33,15 @@ logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 2.5
 """For all other ranks together to end."""
+START_GRACE_S = 5.0
+"""For rank 0 to find out by itself why another ended before all were there: what is wrong with the model, each of them finds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """A rank on each of the `devices` (None: on the CPU), with `threads` each, of which one waits for another for `timeout_s` at most. They
     find each other through the file `meeting`, which is theirs alone. `on_lost` is called once, from any thread, when passes cannot be
-    completed any more: a rank has died, or they are out of step."""
+    completed any more, or not even the start: a rank has died, or they are out of step."""
 
     devices: Sequence[Device | None]
     threads: int
@@ -88,7 +90,7 @@ class TensorParallelRunner(ModelRunner):
             undone.callback(ranks.close)
             runner = cls(ranks, others, loads[0], arena, num_slots)
             undone.pop_all()
-        others.watch()
+        others.started = True
         return runner
 
     @property
@@ -161,13 +163,15 @@ class TensorParallelRunner(ModelRunner):
 
 
 class Others:
-    """The other ranks' processes."""
+    """The other ranks' processes, the death of one of which is told."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.started = False
+        """All are there."""
         self._on_lost = on_lost
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._lock = threading.Lock()
-        self._over = False
+        self._over = threading.Event()
 
     def __enter__(self) -> Others:
         return self
@@ -185,12 +189,8 @@ class Others:
         with theirs:
             process = start_python("engine.tensor_parallel.rank", str(theirs.fileno()), pass_fds=[theirs.fileno()])
         self._ranks.append((process, ours))
+        threading.Thread(target=self._watch, args=(process,), name=f"rank process {process.pid}", daemon=True).start()
         ours.send(load)
-
-    def watch(self) -> None:
-        """Watches them: from now on the death of one is told."""
-        for process, _ in self._ranks:
-            threading.Thread(target=self._watch, args=(process,), name=f"rank process {process.pid}", daemon=True).start()
 
     def tell(self, order: RankOrder) -> None:
         """Raises RuntimeError when one has died."""
@@ -213,14 +213,15 @@ class Others:
 
     def lose(self) -> None:
         with self._lock:
-            was_over, self._over = self._over, True
+            was_over = self._over.is_set()
+            self._over.set()
         if not was_over:
             self._on_lost()
 
     def close(self) -> None:
         """Ends them. Idempotent."""
         with self._lock:
-            self._over = True
+            self._over.set()
         for _, pipe in self._ranks:
             pipe.close()
         deadline = time.monotonic() + END_TIMEOUT_S
@@ -234,6 +235,6 @@ class Others:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if not self._over:
+        if not self._over.wait(0.0 if self.started else START_GRACE_S):
             logger.critical("a rank of the tensor parallel group ended with %d", code)
             self.lose()

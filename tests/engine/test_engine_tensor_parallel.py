@@ -225,6 +225,31 @@ def test_the_loss_of_a_rank_is_told_and_passes_fail(tmp_path: Path) -> None:
             group.runner.forward([SequenceChunk([5] * 20, 0, [0, 1])])
 
 
+def test_the_loss_of_a_rank_is_told_before_all_have_met(tmp_path: Path) -> None:
+    path = make_tiny_llama(tmp_path / "tiny")
+    info = describe(str(path))
+    spec = info.kv_spec("float32", 16)
+    scratch = np.zeros(SLOTS * spec.bytes_per_slot, np.uint8)
+    lost, ended = threading.Event(), threading.Event()
+    parallel = Parallel([None] * 2, 1, 20.0, tmp_path / "meeting", lost.set)
+
+    def start() -> None:
+        with pytest.raises(RuntimeError):
+            TensorParallelRunner.start(info, "float32", spec, scratch, SLOTS, parallel)
+        ended.set()
+
+    before = set(psutil.Process().children())
+    starting = threading.Thread(target=start)
+    starting.start()
+    while not parallel.meeting.exists():
+        time.sleep(0.001)
+    (rank,) = set(psutil.Process().children()) - before
+    rank.kill()
+    assert lost.wait(WAIT_S) and not ended.is_set(), "it is told while this one still waits for the other"
+    starting.join(WAIT_S)
+    assert ended.is_set()
+
+
 def test_ranks_let_go_of_an_arena_that_is_left_and_take_another(tmp_path: Path) -> None:
     path = make_tiny_llama(tmp_path / "tiny")
     prompt = random_prompt(6, 20, 10, 250)
