@@ -408,6 +408,15 @@ def test_a_process_that_grows_is_found(grown: dict[str, int]) -> None:
     assert kinds(history(calm_points=[before, before, begun_anew])) == []
 
 
+@pytest.mark.parametrize(("name", "kinds_found"), [("decode-0", []), ("prefill-0/1", []), ("decode-0-store", ["growth"])])
+def test_an_engine_warms_up_for_longer(name: str, kinds_found: list[str]) -> None:
+    first = ProcessState(name, 7, 20, 10, 200 << 20)
+    before, after = (replace(POINT, processes=(replace(first, private_bytes=mib << 20),)) for mib in (200, 440))
+    assert kinds(history(calm_points=[before, before, after])) == kinds_found
+    leaked = replace(POINT, processes=(replace(first, private_bytes=470 << 20),))
+    assert kinds(history(calm_points=[before, before, leaked])) == ["growth"]
+
+
 def test_what_outlives_the_cluster_is_found() -> None:
     after = Aftermath(("springtide store prefill-0",), ("arena",), "springtide up did not stop within 10 s")
     assert sorted(kinds(history(aftermath=after))) == ["left over", "left over", "stop"]

@@ -226,28 +226,25 @@ def test_the_loss_of_a_rank_is_told_and_passes_fail(tmp_path: Path) -> None:
 
 
 def test_the_loss_of_a_rank_is_told_before_all_have_met(tmp_path: Path) -> None:
-    path = make_tiny_llama(tmp_path / "tiny")
-    info = describe(str(path))
-    spec = info.kv_spec("float32", 16)
-    scratch = np.zeros(SLOTS * spec.bytes_per_slot, np.uint8)
-    lost, ended = threading.Event(), threading.Event()
-    parallel = Parallel([None] * 2, 1, 20.0, tmp_path / "meeting", lost.set)
-
-    def start() -> None:
-        with pytest.raises(RuntimeError):
-            TensorParallelRunner.start(info, "float32", spec, scratch, SLOTS, parallel)
-        ended.set()
-
-    before = set(psutil.Process().children())
-    starting = threading.Thread(target=start)
-    starting.start()
-    while not parallel.meeting.exists():
-        time.sleep(0.001)
-    (rank,) = set(psutil.Process().children()) - before
-    rank.kill()
-    assert lost.wait(WAIT_S) and not ended.is_set(), "it is told while this one still waits for the other"
-    starting.join(WAIT_S)
-    assert ended.is_set()
+    script = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from engine.formats.files import describe
+from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
+info = describe(sys.argv[1])
+spec = info.kv_spec("float32", 16)
+parallel = Parallel([None] * 2, 1, 600.0, Path(sys.argv[2]), lambda: os._exit(7))
+TensorParallelRunner.start(info, "float32", spec, np.zeros(60 * spec.bytes_per_slot, np.uint8), 60, parallel)
+"""
+    model, meeting = make_tiny_llama(tmp_path / "tiny"), tmp_path / "meeting"
+    with subprocess.Popen([sys.executable, "-c", script, str(model), str(meeting)]) as first:
+        while not meeting.exists():
+            assert first.poll() is None
+            time.sleep(0.001)
+        (rank,) = psutil.Process(first.pid).children()
+        rank.kill()
+        assert first.wait(WAIT_S) == 7, "it waits for the other as long as for a pass"
 
 
 def test_ranks_let_go_of_an_arena_that_is_left_and_take_another(tmp_path: Path) -> None:
