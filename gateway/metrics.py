@@ -34,6 +34,7 @@ OUTPUT_TOKENS = Counter("springtide_gateway_output_tokens_total", "Output tokens
 CACHED_TOKENS = Counter(
     "springtide_gateway_cached_tokens_total", "Of the prompt tokens, those found in the pool by a generation's first attempt."
 )
+MARK_MISSES = Counter("springtide_gateway_mark_misses_total", "Prompts of whose marked tokens some were not found, by why.", ["reason"])
 RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
 FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance_id"]

