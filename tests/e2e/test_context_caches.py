@@ -58,20 +58,20 @@ class Caches:
         self.cluster.wait_until(held, f"{replicas} replicas of the cache")
         return found
 
-    def ask(self, cache: dict[str, Any], question: str) -> int:
+    def ask(self, cache: dict[str, Any], question: str, tenant: str = "") -> int:
         """How many tokens of the prompt were found."""
         first = {"role": "cache", "content": f"cache_id={cache['id']}"}
         body = {"messages": [first, {"role": "user", "content": question}], "max_tokens": 2, "model": self.cluster.model}
-        usage = self("POST", "/v1/chat/completions", body)["usage"]
+        usage = self("POST", "/v1/chat/completions", body, tenant)["usage"]
         assert usage["prompt_tokens"] > cache["tokens"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    def flood(self, prompts: int) -> None:
-        """More of others' prompts than all arenas hold, four at a time."""
+    def flood(self, prompts: int, tenant: str = "flood") -> None:
+        """More of the tenant's prompts than all arenas hold, four at a time."""
 
         def one(number: int) -> None:
             body = {"model": self.cluster.model, "prompt": f"{number} " * 500, "max_tokens": 1}
-            self("POST", "/v1/completions", body, tenant="flood")
+            self("POST", "/v1/completions", body, tenant)
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(one, range(prompts)))
