@@ -259,8 +259,8 @@ class Preparer:
         if isinstance(request.prompt, Conversation):
             marks = (marked_prefixes(self._render, request.prompt, prompts[0], ttl_s, self._block_tokens),)
         else:
-            whole = [len(prompt) // self._block_tokens * self._block_tokens for prompt in prompts]
-            marks = tuple((MarkedPrefix(tokens, ttl_s),) if tokens and ttl_s else () for tokens in whole)
+            whole = [MarkedPrefix.of(len(prompt), len(prompt), self._block_tokens, ttl_s) for prompt in prompts]
+            marks = tuple((mark,) if mark is not None and ttl_s else () for mark in whole)
         return marks if any(marks) else ()
 
     def _tokens(self, request: ApiRequest) -> tuple[tuple[tuple[int, ...], ...], Reading]:

@@ -342,13 +342,16 @@ class Desk:
     def answered(self, request: PreparedRequest, prompt: int, reply: ev.Finished) -> str:
         """Counts the use of a context cache by a request whose prompt of this number has been answered, and keeps what it has marked.
         Returns why the cache was missed; empty: it was not."""
-        missed = self.used(request.use, reply.cached_tokens) if request.use is not None and prompt == 0 else None
-        if request.use is not None and request.use.matches and prompt == 0 and reply.prompt_at is not None:
-            self._spawn(self._catalogue.count_use(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id))
-        if missed is not None and missed is not MissReason.MESSAGES_CHANGED and request.use is not None and reply.prompt_at is not None:
-            self.found(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
-        if reply.prompt_at is not None and request.marks and request.marks[prompt]:
-            self._spawn(self._keep_marked(request, prompt, reply.cached_tokens, reply.prompt_at.node_id))
+        missed, node_id = None, None if reply.prompt_at is None else reply.prompt_at.node_id
+        if request.use is not None and prompt == 0:
+            missed = self.used(request.use, reply.cached_tokens)
+            if request.use.matches and node_id is not None:
+                cache_id = request.use.cache.cache_id
+                self._spawn(self._catalogue.count_use(request.tenant, cache_id, node_id))
+                if missed is not None:
+                    self.found(request.tenant, cache_id, node_id)
+        if node_id is not None and request.marks and request.marks[prompt]:
+            self._spawn(self._keep_marked(request, prompt, reply.cached_tokens, node_id))
         return "" if missed is None else missed.value
 
     def found(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
@@ -364,9 +367,7 @@ class Desk:
         generation, marks = request.generation(prompt * request.n, accepted=True), request.marks[prompt]
         block_tokens = self._hashing.block_tokens
         keys = self._hashing.keys(generation, generation.prompt_ids[: marks[-1].tokens])
-        # The prompt's last token is computed in any case, and its block with it.
-        findable = min(len(keys), (len(generation.prompt_ids) - 1) // block_tokens)
-        if cached_tokens < findable * block_tokens:
+        if cached_tokens < marks[-1].findable_tokens:
             # Asked before its own marks are written down.
             reason = await self._why_mark_missed(request.tenant, keys, cached_tokens)
             metrics.MARK_MISSES.labels(reason.value).inc()

@@ -21,7 +21,15 @@ class MarkedPrefix:
 
     tokens: int
     """Of full blocks."""
+    findable_tokens: int
+    """Of these, what that prompt itself finds in the pool: its last token is computed in any case, and that token's block with it."""
     ttl_s: float
+
+    @classmethod
+    def of(cls, num_shared: int, prompt_tokens: int, block_tokens: int, ttl_s: float) -> MarkedPrefix | None:
+        """The full blocks of so many tokens of a prompt of so many; None: there is none."""
+        tokens, findable = (num // block_tokens * block_tokens for num in (num_shared, min(num_shared, prompt_tokens - 1)))
+        return cls(tokens, findable, ttl_s) if tokens else None
 
 
 def marked_prefixes(
@@ -32,19 +40,18 @@ def marked_prefixes(
     writes alike where the message ends with it, which is less where it writes what follows (a text after a call) before."""
     found: list[MarkedPrefix] = []
     for end, ttl_s in sorted(_ttls(conversation, keep_all_s).items())[-MOST_MARKS:]:
-        shared = _shared(render, conversation, end, prompt_ids)
-        tokens = shared // block_tokens * block_tokens
-        if tokens:
-            found = [other for other in found if other.ttl_s > ttl_s and other.tokens < tokens]
-            found.append(MarkedPrefix(tokens, ttl_s))
+        mark = MarkedPrefix.of(_shared(render, conversation, end, prompt_ids), len(prompt_ids), block_tokens, ttl_s)
+        if mark is not None:
+            found = [other for other in found if other.ttl_s > ttl_s and other.tokens < mark.tokens]
+            found.append(mark)
     return tuple(found)
 
 
 def written(marks: Sequence[MarkedPrefix], cached_tokens: int) -> tuple[KeptTokens, ...]:
-    """What of the marked tokens was not found in the pool."""
+    """What of the marked tokens was not found in the pool. Where all was found that a prompt can find, its last block counts as found."""
     begin, found = cached_tokens, []
     for mark in marks:
-        if mark.tokens > begin:
+        if mark.tokens > begin and not 0 < mark.findable_tokens <= cached_tokens:
             found.append(KeptTokens(mark.ttl_s, mark.tokens - begin))
             begin = mark.tokens
     return tuple(found)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Speaker, Texts, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.caching.context import Content, canonical, content_bytes, content_from
 from gateway.caching.marks import MarkedPrefix, marked_prefixes, written
 from gateway.caching.prefix import common_length, stable_prefix
@@ -97,13 +97,13 @@ def marks(preparer: Preparer, *said: Message, keep_all_s: float = 0.0) -> tuple[
 def test_a_mark_keeps_what_comes_before_its_end(preparer: Preparer) -> None:
     system = len(preparer.rendered(Conversation((SYSTEM,), add_generation_prompt=False)))
     (mark,) = marks(preparer, marked(SYSTEM, 300.0), ASKED)
-    assert mark == MarkedPrefix(system // BLOCK_TOKENS * BLOCK_TOKENS, 300.0)
+    assert mark == MarkedPrefix.of(system, system + 1, BLOCK_TOKENS, 300.0)
     hour, minutes = marks(preparer, marked(SYSTEM, 3600.0), marked(ASKED, 300.0))
     assert hour.tokens == mark.tokens < minutes.tokens and (hour.ttl_s, minutes.ttl_s) == (3600.0, 300.0)
     (longest,) = marks(preparer, marked(SYSTEM, 300.0), marked(ASKED, 300.0))
     assert longest == minutes, "what another keeps for as long needs no mark"
     assert marks(preparer, SYSTEM, ASKED, keep_all_s=300.0) == (minutes,)
-    assert marks(preparer, marked(Message(Speaker.USER, "Hi"), 9.0)) in ((), (MarkedPrefix(BLOCK_TOKENS, 9.0),))
+    assert [mark.tokens for mark in marks(preparer, marked(Message(Speaker.USER, "Hi"), 9.0))] in ([], [BLOCK_TOKENS])
     assert marks(preparer, SYSTEM, ASKED) == ()
 
 
@@ -139,11 +139,23 @@ def test_a_mark_after_a_call_counts_where_the_template_writes_no_text_before_the
 
 
 def test_what_is_written_is_what_was_not_found() -> None:
-    kept = (MarkedPrefix(64, 3600.0), MarkedPrefix(160, 300.0))
+    kept = (MarkedPrefix(64, 64, 3600.0), MarkedPrefix(160, 160, 300.0))
     assert written(kept, 0) == (KeptTokens(3600.0, 64), KeptTokens(300.0, 96))
     assert written(kept, 32) == (KeptTokens(3600.0, 32), KeptTokens(300.0, 96))
     assert written(kept, 100) == (KeptTokens(300.0, 60),)
     assert written(kept, 160) == ()
+
+
+def test_of_a_prompt_that_is_marked_to_its_end_the_last_block_is_not_written_again(preparer: Preparer) -> None:
+    def kept(num_tokens: int, cached: int) -> int:
+        request = ApiRequest("m", Texts((tuple(range(num_tokens)),)), cache=CacheUse(keep_all_s=300.0))
+        (marks,) = preparer.prepared(request, Origin("r", 0.0)).marks
+        return sum(one.tokens for one in written(marks, cached))
+
+    whole, cut = 4 * BLOCK_TOKENS, 3 * BLOCK_TOKENS
+    assert (kept(whole, 0), kept(whole, cut)) == (whole, 0), "its last token is computed anew, and its block with it"
+    assert kept(whole, cut - BLOCK_TOKENS) == 2 * BLOCK_TOKENS
+    assert (kept(whole + 1, cut), kept(whole + 1, whole)) == (BLOCK_TOKENS, 0)
 
 
 def test_a_request_that_names_a_cache_is_not_run_without_it(preparer: Preparer) -> None:

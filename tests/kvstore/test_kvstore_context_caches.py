@@ -658,7 +658,9 @@ class Marking:
     async def missed(self, prompt: range, *marked: int, found: int, desk: Desk | None = None) -> str:
         """Why, if it was, where so many tokens were found and those are marked."""
         before, desk = self._counts(), self.desk if desk is None else desk
-        marks = tuple(MarkedPrefix(tokens, 60.0 * left) for left, tokens in zip(range(len(marked), 0, -1), marked, strict=True))
+        ttls = [60.0 * left for left in range(len(marked), 0, -1)]
+        all_marks = [MarkedPrefix.of(tokens, len(prompt), BLOCK_TOKENS, ttl_s) for tokens, ttl_s in zip(marked, ttls, strict=True)]
+        marks = tuple(mark for mark in all_marks if mark is not None)
         request = PreparedRequest("req-1", (tuple(prompt),), 1, 1, SamplingParams(), tenant="ann", marks=(marks,))
         prompt_at = InstanceRef(InstanceId("node-0-prefill"), "prefill", "", NodeId("node-0"), "")
         self._caplog.clear()
