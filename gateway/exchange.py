@@ -92,8 +92,8 @@ class Order:
     request: ApiRequest
     stream: bool
     format: Format
-    hand_over: Callable[[PreparedRequest], Awaitable[Response]] | None = None
-    """Has it run by itself, and answers in the place of the exchange."""
+    hand_over: Callable[[PreparedRequest, Callable[[], None]], Awaitable[Response]] | None = None
+    """Has it run by itself, and answers in the place of the exchange. What it is given is to be called when the answer has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,12 @@ class _Exchange:
             prepared = replace(prepared, receipt=await self._charge.take_tokens(prepared.num_prompt_tokens))
             if order.hand_over is not None:
                 try:
-                    response = await order.hand_over(prepared)
+                    response = await order.hand_over(prepared, lambda: self._end("200"))
                 except BaseException:
                     # It has not begun: what was taken of the limits for it is given back.
                     self._backend.accounts.settle(prepared.receipt, Usage(0, 0, 0))
                     raise
                 response.headers.update(self._headers(prepared.use))
-                self._end("200")
                 return response
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from gateway.api_request import CacheMark
+from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import REPETITION_PENALTIES
 
 TOOL_NAME = r"^[\w.:/-]+$"
@@ -120,6 +121,12 @@ def json_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def check_own_names(names: Sequence[str]) -> None:
+    """Raises InvalidRequest where two of the functions that are declared have the same."""
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: functions must have names of their own", param="tools", code="invalid_value")
 
 
 Text = Annotated[str, AfterValidator(unicode_text)]

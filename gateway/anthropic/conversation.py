@@ -23,6 +23,7 @@ from gateway.fields import (
     OnlyNeutral,
     OrText,
     Text,
+    check_own_names,
     default_when_null,
     unicode_text,
 )
@@ -187,8 +188,7 @@ def conversation(
     if said.unanswered:
         first = next(iter(said.unanswered))
         raise InvalidRequest(f"messages: the last one has a tool_use {first[:100]!r}, whose tool_result is missing", param="messages")
-    if len({tool.name for tool in tools}) < len(tools):
-        raise InvalidRequest("tools must have names of their own", param="tools")
+    check_own_names([tool.name for tool in tools])
     goes_on = said.turns[-1].speaker is Speaker.ASSISTANT
     return Conversation(
         messages=tuple(turn.message for turn in said.turns),

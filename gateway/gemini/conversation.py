@@ -23,6 +23,7 @@ from gateway.fields import (
     NeutralObject,
     OnlyNeutral,
     Text,
+    check_own_names,
     default_when_null,
     json_value,
     unicode_text,
@@ -262,9 +263,8 @@ def _tools(tools: Sequence[ToolParam], config: FunctionCallingConfig | None) -> 
         if declaration.parameters is not None and declaration.parameters_json_schema is not None:
             at = f"tools: {declaration.name[:100]!r} has both parameters and parametersJsonSchema"
             raise InvalidRequest(f"{at}; one of them is enough", param="tools")
+    check_own_names([declaration.name for declaration in declared])
     names = {declaration.name for declaration in declared}
-    if len(names) < len(declared):
-        raise InvalidRequest("tools: functionDeclarations must have names of their own", param="tools")
     mode = config.mode if config is not None else None
     allowed = config.allowed_function_names if config is not None else []
     field_name = "toolConfig.functionCallingConfig"

@@ -27,6 +27,7 @@ from springtide.errors import InvalidRequest
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,127}")
 _METADATA = re.compile(r"metadata\[(.*)\]")
 BodyT = TypeVar("BodyT", bound=BaseModel)
+_TAGS = "/v1/caching/refs/tags"
 _METER = ("creation_tokens", "calls", "saved_tokens")
 _CACHE = record(
     {
@@ -118,88 +119,108 @@ class TagRequest(Body):
 
 
 def routes(backend: ApiBackend) -> APIRouter:
-    router = APIRouter()
-    desk, preparer = backend.caches, backend.preparer
+    router, api = APIRouter(), _CachingApi(backend)
+    _route_caches(router, api)
+    _route_tags(router, api)
+    return router
 
-    async def body(request: Request, model: type[BodyT]) -> BodyT:
-        return await read(backend, request, lambda raw: parse_body(raw, model, preparer.bounds.max_values))
 
-    def drafted(raw: bytes) -> tuple[CachingRequest, Draft]:
-        asked = parse_body(raw, CachingRequest, preparer.bounds.max_values)
-        preparer.check_model(asked.model)
-        return asked, _draft(asked, desk.now)
-
-    async def shown(cache: ContextCache, conversation: Conversation | None = None) -> Json:
-        return _cache_json(cache, desk.now, await desk.meter(cache), conversation)
-
-    def counted(raw: bytes) -> int:
-        asked = parse_body(raw, TokenCountRequest, preparer.bounds.max_values)
-        preparer.check_model(asked.model)
-        return sum(map(len, preparer.tokens(asked.api_request())))
+def _route_caches(router: APIRouter, api: _CachingApi) -> None:
+    desk = api.desk
 
     @router.post(
         "/v1/tokenizers/estimate-token-count", openapi_extra=operation(record({"data": record({"total_tokens": WHOLE})}), TokenCountRequest)
     )
     async def count(request: Request) -> Json:
-        return {"data": {"total_tokens": await read(backend, request, counted)}}
+        return {"data": {"total_tokens": await read(api.backend, request, api.counted)}}
 
     @router.post("/v1/caching", openapi_extra=operation(_CACHE, CachingRequest))
     async def create(request: Request) -> Json:
-        asked, draft = await read(backend, request, drafted)
-        return await shown(await desk.create(_caller(request), asked.model, draft), draft.conversation)
+        asked, draft = await read(api.backend, request, api.drafted)
+        return await api.shown(await desk.create(_caller(request), asked.model, draft), draft.conversation)
 
     @router.get("/v1/caching", openapi_extra=operation(_list(_CACHE), query=_PAGE))
     async def page(request: Request) -> Json:
         order, after, before, limit = _asked_page(request)
         metadata = {match[1]: value for name, value in request.query_params.items() if (match := _METADATA.fullmatch(name))}
         found, _ = await desk.page(_caller(request), order=order, after=after, before=before, limit=limit, metadata=metadata)
-        return {"object": "list", "data": [await shown(cache) for cache in found]}
-
-    @router.post("/v1/caching/refs/tags", openapi_extra=operation(_TAGGED, TagRequest))
-    async def tag(request: Request) -> Json:
-        asked = await body(request, TagRequest)
-        if not _TAG.fullmatch(asked.tag):
-            raise InvalidRequest("tag must have 1 to 128 letters, digits, _, - and ., the first of them a letter", param="tag")
-        return _tag_json(await desk.tag(_caller(request), asked.tag, asked.cache_id), _tenant(request))
-
-    @router.get("/v1/caching/refs/tags", openapi_extra=operation(_list(_TAGGED), query=_PAGE))
-    async def tags(request: Request) -> Json:
-        order, after, before, limit = _asked_page(request)
-        found, _ = await desk.tags(_tenant(request), order=order, after=after, before=before, limit=limit)
-        return {"object": "list", "data": [_tag_json(tag, _tenant(request)) for tag in found]}
-
-    @router.get("/v1/caching/refs/tags/{tag}", openapi_extra=operation(_TAGGED))
-    async def tagged(request: Request, tag: str) -> Json:
-        return _tag_json(await desk.tagged(_tenant(request), tag), _tenant(request))
-
-    @router.get("/v1/caching/refs/tags/{tag}/content", openapi_extra=operation(_CACHE))
-    async def content_of_tag(request: Request, tag: str) -> Json:
-        return await whole(request, (await desk.tagged(_tenant(request), tag)).cache_id)
-
-    @router.delete("/v1/caching/refs/tags/{tag}", openapi_extra=operation(_deleted("cache_object.tag.deleted", "tag")))
-    async def untag(request: Request, tag: str) -> Json:
-        await desk.untag(_tenant(request), tag)
-        return {"deleted": True, "object": "cache_object.tag.deleted", "tag": tag}
+        return {"object": "list", "data": [await api.shown(cache) for cache in found]}
 
     @router.get("/v1/caching/{cache_id}", openapi_extra=operation(_CACHE))
     async def get(request: Request, cache_id: str) -> Json:
-        return await whole(request, cache_id)
+        return await api.whole(request, cache_id)
 
     @router.put("/v1/caching/{cache_id}", openapi_extra=operation(_CACHE, CachingUpdate))
     async def update(request: Request, cache_id: str) -> Json:
-        asked = await body(request, CachingUpdate)
-        return await shown(await desk.update(_caller(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
+        asked = await api.body(request, CachingUpdate)
+        return await api.shown(await desk.update(_caller(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
 
     @router.delete("/v1/caching/{cache_id}", openapi_extra=operation(_deleted("context_cache_object.deleted", "id")))
     async def delete(request: Request, cache_id: str) -> Json:
         await desk.delete(_caller(request), cache_id)
         return {"deleted": True, "id": cache_id, "object": "context_cache_object.deleted"}
 
-    async def whole(request: Request, cache_id: str) -> Json:
-        cache, content = await desk.with_content(_caller(request), cache_id)
-        return await shown(cache, content.conversation)
 
-    return router
+def _route_tags(router: APIRouter, api: _CachingApi) -> None:
+    desk = api.desk
+
+    @router.post(_TAGS, openapi_extra=operation(_TAGGED, TagRequest))
+    async def tag(request: Request) -> Json:
+        asked = await api.body(request, TagRequest)
+        if not _TAG.fullmatch(asked.tag):
+            raise InvalidRequest("tag must have 1 to 128 letters, digits, _, - and ., the first of them a letter", param="tag")
+        return _tag_json(await desk.tag(_caller(request), asked.tag, asked.cache_id), _tenant(request))
+
+    @router.get(_TAGS, openapi_extra=operation(_list(_TAGGED), query=_PAGE))
+    async def tags(request: Request) -> Json:
+        order, after, before, limit = _asked_page(request)
+        found, _ = await desk.tags(_tenant(request), order=order, after=after, before=before, limit=limit)
+        return {"object": "list", "data": [_tag_json(tag, _tenant(request)) for tag in found]}
+
+    @router.get(f"{_TAGS}/{{tag}}", openapi_extra=operation(_TAGGED))
+    async def tagged(request: Request, tag: str) -> Json:
+        return _tag_json(await desk.tagged(_tenant(request), tag), _tenant(request))
+
+    @router.get(f"{_TAGS}/{{tag}}/content", openapi_extra=operation(_CACHE))
+    async def content_of_tag(request: Request, tag: str) -> Json:
+        return await api.whole(request, (await desk.tagged(_tenant(request), tag)).cache_id)
+
+    @router.delete(f"{_TAGS}/{{tag}}", openapi_extra=operation(_deleted("cache_object.tag.deleted", "tag")))
+    async def untag(request: Request, tag: str) -> Json:
+        await desk.untag(_tenant(request), tag)
+        return {"deleted": True, "object": "cache_object.tag.deleted", "tag": tag}
+
+
+class _CachingApi:
+    """What is behind the routes."""
+
+    def __init__(self, backend: ApiBackend) -> None:
+        self.backend = backend
+        self.desk = backend.caches
+        self._preparer = backend.preparer
+
+    async def body(self, request: Request, model: type[BodyT]) -> BodyT:
+        return await read(self.backend, request, lambda raw: self._parsed(raw, model))
+
+    def drafted(self, raw: bytes) -> tuple[CachingRequest, Draft]:
+        asked = self._parsed(raw, CachingRequest)
+        self._preparer.check_model(asked.model)
+        return asked, _draft(asked, self.desk.now)
+
+    def counted(self, raw: bytes) -> int:
+        asked = self._parsed(raw, TokenCountRequest)
+        self._preparer.check_model(asked.model)
+        return sum(map(len, self._preparer.tokens(asked.api_request())))
+
+    async def shown(self, cache: ContextCache, conversation: Conversation | None = None) -> Json:
+        return _cache_json(cache, self.desk.now, await self.desk.meter(cache), conversation)
+
+    async def whole(self, request: Request, cache_id: str) -> Json:
+        cache, content = await self.desk.with_content(_caller(request), cache_id)
+        return await self.shown(cache, content.conversation)
+
+    def _parsed(self, raw: bytes, model: type[BodyT]) -> BodyT:
+        return parse_body(raw, model, self._preparer.bounds.max_values)
 
 
 BODIES = (CachingRequest, CachingUpdate, TagRequest, TokenCountRequest)

@@ -158,7 +158,7 @@ class _ResponsesApi:
         if not body.background:
             return order
         self.jobs.check_room(call.origin.tenant)
-        return replace(order, hand_over=lambda prepared: self._begin(order, prepared))
+        return replace(order, hand_over=lambda prepared, on_end: self._begin(order, prepared, on_end))
 
     def _request(self, body: PromptRequest, found: _Found, own: Sequence[Item]) -> ApiRequest:
         request = body.api_request([*(item for stored in found.earlier for item in stored.items), *own])
@@ -194,7 +194,7 @@ class _ResponsesApi:
             # The answer is there: it is given, and says that it is not stored.
             order.format.not_stored()
 
-    async def _begin(self, order: _Kept, prepared: PreparedRequest) -> Response:
+    async def _begin(self, order: _Kept, prepared: PreparedRequest, on_end: Callable[[], None]) -> Response:
         written = order.format
         assert isinstance(written, ResponseFormat), "the orders of this API are written in its own words"
         # What can never succeed is refused at once, as it is in the foreground.
@@ -202,7 +202,8 @@ class _ResponsesApi:
             await self._backend.grammars.check(prepared.sampling.grammar, prepared.grammar_field)
         await self.jobs.begin(prepared.tenant, order.stored(written.response), written, lambda: self._backend.start(prepared))
         if order.stream:
-            return _Followed(self._events(prepared.tenant, written.response_id, after=-1))
+            return _Followed(self._events(prepared.tenant, written.response_id, after=-1), on_end)
+        on_end()
         return JSONResponse(written.response)
 
     # ---- those that there are ----
@@ -266,7 +267,7 @@ class _Followed(StreamingResponse):
 
     media_type = ResponseFormat.media_type
 
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._on_end = on_end
 

@@ -37,6 +37,7 @@ from gateway.fields import (
     Temperature,
     Text,
     TopP,
+    check_own_names,
     default_when_null,
 )
 from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheOptions
@@ -174,9 +175,7 @@ def _tools(value: Any) -> Any:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise ValueError(f"must be a list of at most {MAX_TOOLS} tools")
     tools = tuple(_by_type(tool, f"tools[{number}]", {"function": FunctionTool}) for number, tool in enumerate(value))
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise ValueError("must have names of their own")
+    check_own_names([tool.name for tool in tools])
     return tools
 
 

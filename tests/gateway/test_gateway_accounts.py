@@ -408,13 +408,16 @@ async def test_a_tenant_has_a_bound_on_its_streams(arguments: ProcessArguments, 
     await gateway.close()
 
 
-async def test_streams_that_are_taken_up_again_count_among_them(arguments: ProcessArguments, cluster: Cluster) -> None:
+@pytest.mark.parametrize("again", [True, False], ids=["taken-up-again", "with-its-post"])
+async def test_streams_of_background_responses_count_among_them(arguments: ProcessArguments, cluster: Cluster, again: bool) -> None:
     gateway = await gateway_of_one_stream(arguments, cluster)
     acme = {"x-springtide-tenant": "acme"}
     async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20, headers=acme) as http:
-        made = await http.post("/v1/responses", json={"model": MODEL, "input": "Say it.", "background": True})
-        events = f"/v1/responses/{made.json()['id']}?stream=true"
-        async with http.stream("GET", events) as response:
+        body = {"model": MODEL, "input": "Say it.", "background": True}
+        made = (await http.post("/v1/responses", json=body)).json()
+        events = f"/v1/responses/{made['id']}?stream=true"
+        first = http.stream("GET", events) if again else http.stream("POST", "/v1/responses", json={**body, "stream": True})
+        async with first as response:
             lines = response.aiter_lines()
             await anext(lines)
             async with http.stream("GET", events) as refused:
@@ -422,7 +425,7 @@ async def test_streams_that_are_taken_up_again_count_among_them(arguments: Proce
             for node in cluster.nodes.values():
                 node.patience.set()
         async with asyncio.timeout(20):
-            while (again := await http.get(events)).status_code == 429:
+            while (last := await http.get(events)).status_code == 429:
                 pass
-        assert again.status_code == 200 and "response.completed" in again.text
+        assert last.status_code == 200 and "response.completed" in last.text
     await gateway.close()
