@@ -240,6 +240,10 @@ class Catalogue:
     async def count_use(self, tenant: str, cache_id: str, node_id: NodeId) -> None:
         await self._records(cache_id).count(tenant, cache_id, "uses", {node_id: 1}, RECENT_USES)
 
+    async def forget_uses(self, tenant: str, cache_id: str, node_id: NodeId) -> None:
+        """Those at that store."""
+        await asked(self._client.hdel(self._key("uses", tenant, cache_id), node_id))
+
     # ---- tags ----
 
     async def tag(self, tenant: str, tag: Tag) -> None:

@@ -143,6 +143,13 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetUses:
+    """Count no longer how it has been used at a store: the copy that was used there is gone. Not answered."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Have a store copy it from others. Answered by Copied."""
 
@@ -171,7 +178,7 @@ class Rest:
     """What it wants takes long: one that works is due too, when its turn has come."""
 
 
-Action = Pin | Unpin | Copy | Compute | Save | Rest
+Action = Pin | Unpin | ForgetUses | Copy | Compute | Save | Rest
 
 
 class Look:
@@ -254,7 +261,10 @@ class Look:
             self._holders.add(node_id)
             return self._answered(node_id, now)
         # A part of it is not worth its place: where another store has all of it, it is copied from there and pinned anew.
-        return [*([Unpin(node_id)] if blocks else []), *self._answered(node_id, now)]
+        actions: list[Action] = [Unpin(node_id)] if blocks else []
+        if self._uses.get(node_id):
+            actions.append(ForgetUses(node_id))
+        return [*actions, *self._answered(node_id, now)]
 
     def _on_not_computed(self, message: str, why: Failure, now: float) -> list[Action]:
         if why is Failure.NOT_NOW:

@@ -326,6 +326,8 @@ class _Doing:
                 if (pinning := self._pinning.get(node_id)) is not None:
                     await asyncio.wait([pinning])
                 await self._stores.unpin(node_id, self._cache.pin_id)
+            case core.ForgetUses(node_id):
+                await self._catalogue.forget_uses(self._cache.tenant, self._cache.cache_id, node_id)
             case core.Copy(node_id, sources):
                 self._spawn(self._stores.copy(node_id, self._keys, sources))
             case core.Compute():

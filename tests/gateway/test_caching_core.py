@@ -76,6 +76,8 @@ class World:
                             events.append(core.Gone())
                     case core.Unpin(node):
                         self.pins.pop(node, None)
+                    case core.ForgetUses(node):
+                        del self.uses[node]
                     case _:
                         assert works or isinstance(action, core.Pin), "what takes long waits for its turn"
                         events.append(self.answer(action))
@@ -176,6 +178,16 @@ def test_a_pin_does_not_move_to_what_is_no_whole_copy_nor_to_where_it_would_be_s
     world.held[NodeId("node-1")] = BLOCKS - 1
     world.no_hard.add(NodeId("node-2"))
     assert world.look(cache, NOW + 20)[0] == cache and world.pins == {NodeId("node-0"): Strength.HARD}
+
+
+def test_uses_of_a_copy_that_is_gone_are_forgotten_and_nobody_asks_for_it_again() -> None:
+    world, cache = in_use({"node-0": 3, "node-1": 20})
+    world.held[NodeId("node-1")] = BLOCKS // 2
+    assert world.look(cache, NOW + 20)[0] == cache and world.uses == {NodeId("node-0"): 3}
+    assert set(world.pins) == {NodeId("node-0")}, "the half is unpinned"
+    world.actions.clear()
+    assert world.look(cache, NOW + 40)[0] == cache
+    assert [action.node_id for action in world.actions if isinstance(action, core.Pin)] == ["node-0"]
 
 
 def test_when_the_pinned_copy_is_lost_one_where_it_is_used_takes_its_place_and_nothing_is_computed() -> None:

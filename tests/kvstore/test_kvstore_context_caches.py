@@ -590,6 +590,25 @@ async def test_a_pin_moves_to_where_its_cache_is_used(world: World) -> None:
     assert world.recital.computed == 1
 
 
+async def test_uses_where_there_is_no_copy_any_more_are_forgotten(world: World) -> None:
+    await world.start("node-0", "node-1")
+    front_end = await world.front_end()
+    desk = front_end.desk
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    (held,) = cache.kept.held
+    other = next(node for node in world.processes if node != held)
+    await use_at(desk, cache, held)
+    for _ in range(12):
+        await use_at(desk, cache, other)
+    await front_end.catalogue.wake("ann", cache.cache_id, time.time())
+
+    async def forgotten() -> bool:
+        return await front_end.catalogue.uses("ann", cache.cache_id) == {held: 1}
+
+    await comes_to(forgotten)
+    assert cache.pin_id in await world.pins(held) and not await world.pins(other)
+
+
 async def test_a_cache_whose_pinned_store_dies_is_ready_where_it_has_been_used(world: World) -> None:
     await world.start("node-0", "node-1")
     desk = (await world.front_end()).desk
