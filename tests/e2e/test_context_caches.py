@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from springtide.modelinfo import KVSpec
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, hanging, pins_of
 from tests.support.models import make_tiny_llama
 
 BLOCK_TOKENS = 64
@@ -127,6 +127,29 @@ def test_what_a_request_marks_is_found_while_others_fill_the_pool(caches: Caches
     caches.flood(prompts=40)
     read = caches("POST", "/v1/chat/completions", body)["usage"]["prompt_tokens_details"]
     assert read == {"cached_tokens": written["cache_write_tokens"], "cache_write_tokens": 0}
+
+
+def test_its_pin_follows_to_the_node_where_it_is_used(caches: Caches) -> None:
+    """Of two prefill nodes the one with the pinned copy stands still for a while, and the other computes what begins with the cache."""
+    cluster = caches.cluster
+    made = caches.wait(caches.create(CONTEXT[-1000:]), replicas=1)
+
+    def pinned_at() -> list[str]:
+        sockets = {name: Path(cluster.record.run_dir, f"{name}.store.sock") for name in ("prefill-0", "prefill-1", "decode-0")}
+        return [name for name, socket in sockets.items() if f"context-cache:{made['id']}" in pins_of(socket)]
+
+    (first,) = pinned_at()
+    other = "prefill-1" if first == "prefill-0" else "prefill-0"
+    still = cluster.pid_of(first)
+    assert first.startswith("prefill") and still is not None
+    with hanging([still]):
+        for number in range(8):
+            caches.ask(made, f"Question {number}?")
+        cluster.wait_until(lambda: pinned_at() == [other], "its pin to be where it is used")
+    cluster.wait_ready()
+    caches.flood(prompts=40)
+    assert pinned_at() == [other] and caches.wait(made, replicas=1)["meter"]["creation_tokens"] == made["meter"]["creation_tokens"]
+    assert caches.ask(made, "And now?") >= stable(made)
 
 
 def test_it_is_found_when_one_of_two_stores_that_hold_it_is_killed_and_held_twice_again(caches: Caches, cache: dict[str, Any]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -16,7 +14,7 @@ from threading import Event
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, hanging
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch, Unavailable
@@ -80,19 +78,6 @@ def cut(cluster: ScatteredCluster, name: str) -> Iterator[None]:
         yield
     finally:
         network.mend()
-
-
-@contextmanager
-def hanging(pids: Sequence[int]) -> Iterator[None]:
-    """SIGSTOP; afterwards they go on."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGCONT)
 
 
 def stream(cluster: AnyCluster, prompt: Sequence[int], num_tokens: int, on_token: Callable[[int], object]) -> tuple[list[int], float]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -249,6 +249,25 @@ def status_of(members: Sequence[Member], credentials: Credentials) -> ClusterSta
     with _channel(conductors[0].address, credentials) as channel:
         stub = conductor_pb2_grpc.ConductorStub(channel)
         return wire.CLUSTER_STATUS.decode(stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=_metadata(credentials)))
+
+
+@contextlib.contextmanager
+def hanging(pids: Sequence[int]) -> Iterator[None]:
+    """SIGSTOP; afterwards they go on."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+
+def pins_of(store_socket: Path) -> set[str]:
+    """The ids of what the store keeps."""
+    with grpc.insecure_channel(f"unix:{store_socket}") as channel:
+        return {pin.pin_id for pin in store_pb2_grpc.StoreStub(channel).ListPins(store_pb2.ListPinsRequest(), timeout=10).pins}
 
 
 def evict_all(store_socket: Path) -> None:
