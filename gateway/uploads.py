@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
@@ -73,6 +73,7 @@ class _FormReader:
     """A form on its way. The parser calls while it is fed; what is to be awaited is done after that."""
 
     def __init__(self, boundary: bytes, file_field: str, new_upload: Callable[[], Awaitable[Upload]]) -> None:
+        """Raises InvalidRequest."""
         self.form = Form()
         self._file_field = file_field
         self._new_upload = new_upload
@@ -83,24 +84,27 @@ class _FormReader:
         self._is_file = False
         self._file_parts: list[bytes] = []
         self._texts: dict[str, bytearray] = {}
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": lambda data, start, end: self._add_to_header(0, data[start:end]),
-                "on_header_value": lambda data, start, end: self._add_to_header(1, data[start:end]),
-                "on_header_end": self._header_ended,
-                "on_headers_finished": self._headers_ended,
-                "on_part_data": lambda data, start, end: self._take_data(data[start:end]),
-                "on_end": self._end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": lambda data, start, end: self._add_to_header(0, data[start:end]),
+                    "on_header_value": lambda data, start, end: self._add_to_header(1, data[start:end]),
+                    "on_header_end": self._header_ended,
+                    "on_headers_finished": self._headers_ended,
+                    "on_part_data": lambda data, start, end: self._take_data(data[start:end]),
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise _no_form(str(error)) from None
 
     async def take(self, chunk: bytes) -> None:
         """Raises InvalidRequest."""
         try:
             self._parser.write(chunk)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _no_form(str(error)) from None
         if self._file_parts:
             if self.form.upload is None:

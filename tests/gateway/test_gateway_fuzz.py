@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -17,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
+from gateway_fuzzing import MORE, assert_nothing_stays
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
@@ -34,7 +34,6 @@ LEAST_ANSWERS = 5
 BUDGET_S = 4.0
 """For each kind of request; what is drawn after it is not sent."""
 SHARDS = 4
-MORE = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 EXAMPLES = MORE or 10
 """Of each operation and mode, twice where it has a body: the same ones each time, or with FUZZ_EXAMPLES so many others."""
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**30), 10**30)
@@ -287,15 +286,6 @@ def fuzz_parameters(fuzz: Fuzz, path: str) -> None:
             fuzz.post(path, {"model": MODEL, **prompt, **fields})
 
     send()
-
-
-async def assert_nothing_stays(gateway: GatewayServer, cluster: Cluster) -> None:
-    await until(lambda: cluster.idle)
-    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as client:
-        assert (await client.post(PLAIN, json={"model": MODEL, "prompt": "Say it."})).status_code == 200
-        for line in (await client.get("/metrics")).text.splitlines():
-            if line.startswith("springtide_gateway_requests_in_flight{"):
-                assert line.endswith(" 0.0"), line
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
