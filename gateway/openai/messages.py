@@ -17,6 +17,9 @@ MAX_NAME_LENGTH = 256
 # What OpenAI calls a developer's message now is what chat templates know as the system's.
 _SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
 _TEXT: dict[str, Any] = {"type": "string"}
+_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
+OPTIONS_TTL_S = 0.0
+"""In the place of a breakpoint's lifetime: that of the request's options."""
 _CACHE_MARKS = ("prompt_cache_breakpoint", "cache_control")
 """Of a part: OpenAI's, and Anthropic's, which clients of both write into chats."""
 
@@ -59,7 +62,7 @@ Content = Annotated[
                             "text": _TEXT,
                             "prompt_cache_breakpoint": {
                                 "type": ["object", "null"],
-                                "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": ["5m", "30m", "1h", "12h"]}},
+                                "properties": {"mode": {"enum": ["explicit", None]}, "ttl": {"enum": [*_CACHE_TTL_S, None]}},
                                 "additionalProperties": False,
                             },
                             "cache_control": {
@@ -79,29 +82,37 @@ Content = Annotated[
         }
     ),
 ]
-PROMPT_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
 Name = Annotated[Text, Field(max_length=MAX_NAME_LENGTH)]
 FunctionName = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=TOOL_NAME)]
 
 
 class PromptCacheOptions(Body):
-    mode: Literal["implicit", "explicit"] = "implicit"
+    mode: Annotated[Literal["implicit", "explicit"], default_when_null("implicit")] = "implicit"
     """Implicit: the whole prompt is kept; explicit: what `prompt_cache_breakpoint` says."""
-    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+    ttl: Annotated[Literal["5m", "30m", "1h", "12h"], default_when_null("30m")] = "30m"
+
+    @property
+    def ttl_s(self) -> float:
+        return _CACHE_TTL_S[self.ttl]
 
 
 class PromptCacheBreakpoint(Body):
-    mode: Literal["explicit"] = "explicit"
-    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+    mode: Annotated[Literal["explicit"], default_when_null("explicit")] = "explicit"
+    ttl: Literal["5m", "30m", "1h", "12h"] | None = None
+    """None: that of the request's options."""
 
 
 def _ttl_s(part: Mapping[str, Any]) -> float | None:
     """How long what comes before the part's end is to be kept, in whichever words it says so."""
     if (said := part.get("prompt_cache_breakpoint")) is not None:
-        return PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(said).ttl]
+        return breakpoint_ttl_s(PromptCacheBreakpoint.model_validate(said).ttl)
     if (said := part.get("cache_control")) is not None:
         return CacheControl.model_validate(said).mark.ttl_s
     return None
+
+
+def breakpoint_ttl_s(ttl: str | None) -> float:
+    return OPTIONS_TTL_S if ttl is None else _CACHE_TTL_S[ttl]
 
 
 def breakpoint_marks(parts: Iterable[tuple[str, float | None]]) -> tuple[CacheMark, ...]:
@@ -112,6 +123,18 @@ def breakpoint_marks(parts: Iterable[tuple[str, float | None]]) -> tuple[CacheMa
         if ttl_s is not None:
             marks.append(CacheMark(ttl_s, length))
     return tuple(marks)
+
+
+def with_lifetimes(messages: Sequence[Message], options: PromptCacheOptions | None) -> tuple[Message, ...]:
+    """Where marks do not say how long they last, the request's options do."""
+    keep_s = (options or PromptCacheOptions()).ttl_s
+
+    def lasting(mark: CacheMark) -> CacheMark:
+        return replace(mark, ttl_s=keep_s) if mark.ttl_s == OPTIONS_TTL_S else mark
+
+    return tuple(
+        replace(message, cache_marks=tuple(map(lasting, message.cache_marks))) if message.cache_marks else message for message in messages
+    )
 
 
 class CalledFunction(Body):

@@ -41,13 +41,13 @@ from gateway.fields import (
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
 from gateway.openai.messages import (
-    PROMPT_CACHE_TTL_S,
     ChatMessage,
     ChatTool,
     PromptCacheOptions,
     WantedTool,
     conversation,
     tool_choice,
+    with_lifetimes,
 )
 from gateway.prepare import (
     MAX_ALLOWED_TOKENS,
@@ -413,7 +413,7 @@ class ChatCompletionRequest(OpenAIRequest):
     def _cache_use(self) -> CacheUse:
         keep_s = 0.0
         if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
-            keep_s = PROMPT_CACHE_TTL_S[options.ttl]
+            keep_s = options.ttl_s
         elif self.prompt_cache_retention == "24h":
             keep_s = 24 * 3600.0
         return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)
@@ -424,7 +424,11 @@ class ChatCompletionRequest(OpenAIRequest):
             effort["enable_thinking"] = False
         options = {**effort, **(self.chat_template_kwargs or {})}
         said = conversation(messages, self.tools, options, self.add_generation_prompt, self.continue_final_message)
-        return replace(said, tool_choice=tool_choice(self.tool_choice, said.tools, self.parallel_tool_calls))
+        return replace(
+            said,
+            messages=with_lifetimes(said.messages, self.prompt_cache_options),
+            tool_choice=tool_choice(self.tool_choice, said.tools, self.parallel_tool_calls),
+        )
 
 
 class CompletionRequest(OpenAIRequest):

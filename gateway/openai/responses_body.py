@@ -40,7 +40,7 @@ from gateway.fields import (
     check_own_names,
     default_when_null,
 )
-from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheOptions
+from gateway.openai.messages import PromptCacheOptions, with_lifetimes
 from gateway.openai.requests import INT32, Seed
 from gateway.openai.responses_items import Given, Item, conversation_of, input_items
 from gateway.prepare import MAX_LOGPROBS
@@ -362,8 +362,11 @@ class ResponseRequest(PromptRequest):
         return LOGPROBS in self.include or bool(self.top_logprobs)
 
     def api_request(self, history: Sequence[Item]) -> ApiRequest:
+        asked = super().api_request(history)
+        assert isinstance(asked.prompt, Conversation), "a response answers a conversation"
         return replace(
-            super().api_request(history),
+            asked,
+            prompt=replace(asked.prompt, messages=with_lifetimes(asked.prompt.messages, self.prompt_cache_options)),
             max_tokens=self.max_output_tokens,
             sampling=self._sampling(),
             # Of vLLM's priorities the lower are the more important.
@@ -374,7 +377,7 @@ class ResponseRequest(PromptRequest):
     def _cache_use(self) -> CacheUse:
         keep_s = 0.0
         if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
-            keep_s = PROMPT_CACHE_TTL_S[options.ttl]
+            keep_s = options.ttl_s
         elif self.prompt_cache_retention == "24h":
             keep_s = 24 * 3600.0
         return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)

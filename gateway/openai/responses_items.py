@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from gateway.api_request import Message, Speaker, ToolCall
 from gateway.bodies import explained
 from gateway.fields import Body, Neutral, NeutralFalse, Text, json_value, unicode_text
-from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint, breakpoint_marks
+from gateway.openai.messages import PromptCacheBreakpoint, breakpoint_marks, breakpoint_ttl_s
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -290,7 +290,7 @@ def conversation_of(items: Sequence[Item], name: str = "input") -> list[Message]
 
 def _message(item: Item) -> Message:
     parts = [(_part_text(part), part.get("prompt_cache_breakpoint")) for part in item["content"]]
-    marks = breakpoint_marks((text, PROMPT_CACHE_TTL_S[mark["ttl"]] if mark else None) for text, mark in parts)
+    marks = breakpoint_marks((text, breakpoint_ttl_s(mark.get("ttl")) if mark is not None else None) for text, mark in parts)
     return Message(_SPEAKERS[item["role"]], "\n".join(text for text, _ in parts), cache_marks=marks)
 
 

@@ -13,7 +13,10 @@ import pytest
 from gateway_cluster import BLOCK_TOKENS, MODEL, Cluster
 from google import genai
 
+from gateway.api_request import Conversation
 from gateway.app import GatewayServer
+from gateway.openai.requests import ChatCompletionRequest
+from gateway.openai.responses_body import ResponseRequest
 from springtide.protocol import wire
 from tests.support.valkey import new_valkey
 
@@ -227,6 +230,25 @@ async def test_openais_ways_to_keep_a_prompt_are_taken(gateway: GatewayServer, t
     part = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit"}}
     marked = await tenant.chat({"role": "system", "content": [part]}, ASK, prompt_cache_options={"mode": "explicit"})
     assert 0 < marked.json()["usage"][details]["cache_write_tokens"] <= kept
+
+
+@pytest.mark.parametrize("ttl", [None, "5m", "1h"])
+def test_a_breakpoint_that_says_no_time_lasts_as_the_requests_options_say(ttl: str | None) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt_cache_options": {"mode": "explicit", "ttl": ttl}}
+
+    def kept_s(kind: str, **breakpoint: Any) -> list[float]:
+        said = [{"role": "user", "content": [{"type": kind, "text": LONG, "prompt_cache_breakpoint": breakpoint}]}]
+        if kind == "text":
+            asked = ChatCompletionRequest.model_validate({**options, "messages": said}).api_request()
+        else:
+            body = ResponseRequest.model_validate({**options, "input": said})
+            asked = body.api_request(body.input)
+        assert isinstance(asked.prompt, Conversation)
+        return [mark.ttl_s for message in asked.prompt.messages for mark in message.cache_marks]
+
+    for kind in ("text", "input_text"):
+        assert kept_s(kind) == kept_s(kind, ttl=None) == [{None: 1800.0, "5m": 300.0, "1h": 3600.0}[ttl]]
+        assert kept_s(kind, ttl="12h") == [12 * 3600.0]
 
 
 async def test_anthropics_marks_in_a_chat_are_taken_as_litellm_sends_them(gateway: GatewayServer, tenant: Tenant) -> None:
