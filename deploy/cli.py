@@ -70,6 +70,9 @@ def up(
     run_dir: Annotated[Path | None, typer.Option(help="where sockets and logs go; kept when the cluster stops")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
+    observe: Annotated[
+        bool | None, typer.Option("--observe", help="Prometheus and Alertmanager, where they are installed, with rules and dashboards")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show every process's log, not its warnings only")] = False,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="stop when the process that started this one ends")] = False,
     set_: SettingsOption = None,
@@ -102,6 +105,7 @@ def up(
         "run_dir": run_dir,
         "log.level": log_level,
         "log.format": log_format,
+        "observe.enabled": observe,
     }
     cluster_config = _load(config, {**parse_settings(set_), **_given(options)})
     raise typer.Exit(run_up(cluster_config, new_display(Console(highlight=False)), verbose=verbose))

@@ -465,6 +465,14 @@ class LogConfig(Section):
     )
 
 
+class ObserveConfig(Section):
+    enabled: bool = Field(
+        False, description="`springtide up` starts Prometheus and Alertmanager, where they are installed, and has them watch the cluster"
+    )
+    prometheus_port: int = Field(9090, ge=0, le=65535, description="of Prometheus, on this machine alone; 0 takes a free one")
+    alertmanager_port: int = Field(9093, ge=0, le=65535, description="of Alertmanager; the same")
+
+
 class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
@@ -528,6 +536,7 @@ class ClusterConfig(Section):
         description="how long an engine or a gateway that is told to stop goes on with what it has, taking no more; `springtide node`: 30",
     )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
+    observe: ObserveConfig = ObserveConfig()
     run_dir: Path | None = Field(
         None, description="sockets and logs, of one cluster at a time; default: a temporary directory, removed at the end"
     )

@@ -132,6 +132,21 @@ class Membership:
             self._records, self._members = records, sorted(members, key=lambda member: (member.role, member.member_id))
         return list(self._members)
 
+    async def leases(self) -> list[tuple[Member, float]] | None:
+        """The same, each with the seconds for which its lease holds if nobody renews it."""
+        members = await self.members()
+        if members is None:
+            return None
+        try:
+            async with self._redis.pipeline(transaction=False) as asked:
+                for member in members:
+                    asked.pttl(self._key_of(member))
+                left_ms = await asked.execute()
+        except UNREACHABLE as error:
+            logger.debug("leases cannot be read: %s", error)
+            return None
+        return [(member, ms / 1000) for member, ms in zip(members, left_ms, strict=True) if ms > 0]
+
     @classmethod
     def of(cls, config: ClusterConfig, credentials: Credentials) -> Membership:
         """Of the cluster that a configuration is of, which names its Valkey."""

@@ -25,6 +25,7 @@ _MACHINES_OWN = (
     "kv.rdma_devices",
     "log",
     "metrics_port",
+    "observe",
     "prefill",
     "prefill_node.devices",
     "prefill_node.spread_stages",

@@ -24,6 +24,7 @@ from springtide.config import (
     MIN_SECRET_CHARACTERS,
     SECRET_VARIABLE,
     ClusterConfig,
+    ObserveConfig,
     ServerConfig,
     TlsConfig,
     in_url,
@@ -34,16 +35,17 @@ from springtide.credentials import valkey_password
 from springtide.errors import ConfigError
 from springtide.valkey import UNREACHABLE, ValkeyClient, hosts_in_the_clear
 
-ProcessRole = Literal["valkey", "store", "layer-store", "prefill", "stage", "decode", "conductor", "gateway", "placer"]
+ProcessRole = Literal["valkey", "store", "layer-store", "prefill", "stage", "decode", "conductor", "gateway", "placer", "observer"]
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
+    ("observer",),
     ("gateway",),
     ("conductor",),
     ("prefill", "stage", "decode", "placer"),
     ("store", "layer-store"),
     ("valkey",),
 )
-"""Requests end first, then who decides for those that are left and for other machines' gateways, then who computes, then what they compute
-on; membership is withdrawn while there is still a Valkey."""
+"""Who watches goes first, and sees nobody go. Then requests end, then who decides for those that are left and for other machines' gateways,
+then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
 DRAINED: frozenset[ProcessRole] = frozenset({"gateway", "prefill", "decode", "placer"})
 """Who ends what it has before it ends itself, for `drain_s`."""
 OTHERS_END_S: dict[ProcessRole, float] = {"placer": 15.0}
@@ -54,7 +56,8 @@ VALKEY_SOCKET, VALKEY_DIRECTORY, SECRET_FILE = "valkey.sock", "valkey", "secret"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What a process is started with. With `role` and `member_id` it is found in the membership, save Valkey, which keeps it."""
+    """What a process is started with. With `role` and `member_id` it is found in the membership, save Valkey, which keeps it, and who
+    watches from outside."""
 
     name: str
     role: ProcessRole
@@ -62,6 +65,8 @@ class ProcessSpec:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     """May hold secrets, and is not shown."""
+    ready_url: str = ""
+    """Of who is in no membership and serves HTTP: what answers with success once it is ready."""
     stdin: bytes = field(default=b"", repr=False)
     """What it reads there. The same."""
 
@@ -109,9 +114,17 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
             }
         ),
         "join_port": join_port,
+        "observe": _observe(config.observe),
         "valkey_port": config.valkey_port if join_port is None else free_port("valkey_port", config.address, config.valkey_port),
     }
     return with_threads(config.model_copy(update=changes))
+
+
+def _observe(observe: ObserveConfig) -> ObserveConfig:
+    if not observe.enabled:
+        return observe
+    ports = {name: free_port(f"observe.{name}", LOOPBACK, getattr(observe, name)) for name in ("prometheus_port", "alertmanager_port")}
+    return observe.model_copy(update=ports)
 
 
 def with_threads(config: ClusterConfig) -> ClusterConfig:

@@ -1,5 +1,5 @@
-"""Which of a cluster's processes are ready: Valkey when it answers, the placer when it tells nodes what is wanted, the others when they are
-listed in the membership; the last two with the process id that the supervisor gave them."""
+"""Which of a cluster's processes are ready: Valkey when it answers, the placer when it tells nodes what is wanted, who watches from outside
+when it says so, the others when they are listed in the membership; placer and others with the process id that the supervisor gave them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class ReadinessProbe:
                 names.add(spec.name)
             if spec.role == "placer" and await placer_in(self._placement) == pid:
                 names.add(spec.name)
-        if any(spec.role not in ("valkey", "placer") for spec, _ in waiting):
+            if spec.ready_url and await self._answers(spec.ready_url):
+                names.add(spec.name)
+        if any(spec.role not in ("valkey", "placer", "observer") for spec, _ in waiting):
             members = await self._membership.members() or []
             present = {(member.role, member.member_id, member.pid) for member in members}
             names |= {spec.name for spec, pid in waiting if (spec.role, spec.member_id, pid) in present}
@@ -72,6 +74,11 @@ class ReadinessProbe:
             return any(view.status is not None and view.status.ready for view in found)
         with contextlib.suppress(httpx.HTTPError):
             return (await self._http.get(self.url + "/ready")).status_code == httpx.codes.OK
+        return False
+
+    async def _answers(self, url: str) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self._http.get(url)).is_success
         return False
 
     async def _valkey_answers(self) -> bool:

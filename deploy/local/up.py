@@ -13,9 +13,10 @@ from pathlib import Path
 from deploy.local.certificates import OwnCertificates
 from deploy.local.display import Display
 from deploy.local.head import HeadServices
-from deploy.local.plan import ClusterPaths, check_redis, placed, processes, resolve
+from deploy.local.plan import ClusterPaths, ProcessSpec, check_redis, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord
 from deploy.local.session import Machine, Session, Work, own_run_dir
+from deploy.observe.plan import Observation
 from deploy.ray.settings import LOCAL, on_ray
 from engine.formats.files import describe
 from springtide.capacity import check_memory, context_tokens, memory_bytes
@@ -68,6 +69,12 @@ def _machine(config: ClusterConfig, info: ModelInfo, embedded_valkey: bool, temp
     if certificates is not None:
         config = certificates.prepare(config)
         beside["renew certificates"] = certificates.keep_renewed
+    observation = Observation.of(config)
+    watching: list[ProcessSpec] = []
+    if observation is not None:
+        observation.prepare()
+        beside["follow targets"] = observation.follow
+        watching = observation.processes()
     if config.join_port is not None:
         head = HeadServices(config, info, certificates, embedded_valkey)
         beside["head services"] = head.run
@@ -76,7 +83,7 @@ def _machine(config: ClusterConfig, info: ModelInfo, embedded_valkey: bool, temp
         config,
         info,
         paths,
-        processes(config, paths, embedded_valkey),
+        [*processes(config, paths, embedded_valkey), *watching],
         temporary,
         beside,
         serves_requests=bool(config.prefill and config.decode),
@@ -91,6 +98,8 @@ def _greeting(machine: Machine, record: ClusterRecord, took_s: float) -> str:
     curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     chat = f"{own_command()} chat --url {url} {shlex.quote(QUESTION)}"
     join, ray = "", machine.config.ray
+    if (observation := Observation.of(machine.config)) is not None:
+        join += f"\n\n{observation.greeting()}"
     if ray.address is not None:
         join += f"\n\nIts nodes are on the Ray cluster at {ray.address}; {machine.paths.log('placer')} says where."
     if machine.join_address:

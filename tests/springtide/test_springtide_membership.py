@@ -117,6 +117,19 @@ async def test_who_is_announced_is_there_until_its_lease_or_it_itself_ends(valke
         await nowhere.close()
 
 
+async def test_who_lists_the_members_may_know_for_how_long_their_leases_hold(valkey_url: str) -> None:
+    ours, nowhere = Membership(valkey_url, "springtide", 5.0, OURS), Membership("redis://127.0.0.1:1/0", "springtide", 5.0)
+    try:
+        await ours.announce(STORE)
+        ((member, left_s),) = await ours.leases() or []
+        assert member == STORE and 0 < left_s <= 5.0
+        await ours.withdraw()
+        assert await ours.leases() == [] and await nowhere.leases() is None
+    finally:
+        await ours.close()
+        await nowhere.close()
+
+
 async def test_the_metrics_tell_whether_valkey_answers(valkey_url: str) -> None:
     def up() -> float | None:
         return REGISTRY.get_sample_value("springtide_valkey_up", {"client": "membership"})

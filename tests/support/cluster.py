@@ -39,6 +39,8 @@ from tests.support.ports import ReservedPorts
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
+OBSERVERS = frozenset({"alertmanager", "prometheus"})
+"""Of `observe`: in no membership."""
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -71,7 +73,7 @@ class Cluster:
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        self._names = frozenset(self.record.processes)
+        self._names = frozenset(self.record.processes) - OBSERVERS
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
