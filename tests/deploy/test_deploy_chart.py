@@ -46,6 +46,7 @@ KUBERAY = Path(os.environ.get("KUBERAY_CRDS", REPOSITORY.parent / "shared/crds")
 """Where KubeRay's definitions are, if they are here: helm-chart/kuberay-operator/crds of its repository."""
 CUSTOM = ("gateway.networking.k8s.io/", "keda.sh/", "monitoring.coreos.com/", "ray.io/")
 MONITORED = {"monitoring": {"podMonitor": {"enabled": True}}}
+WATCHED = {"monitoring": {"podMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboards": {"enabled": True}}}
 SCALED = {"autoscaling": {"enabled": True, "latencySeconds": 2.5}}
 ON_QUEUE = {"autoscaling": {"enabled": True, "latencySeconds": 2.5, "queuedTokens": 16384}}
 MATRIX: dict[str, dict[str, Any]] = {
@@ -74,7 +75,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "keda": {**MONITORED, "prefill": ON_QUEUE, "decode": {**SCALED, "kind": "StatefulSet"}, "gateway": {"autoscaling": {"enabled": True}}},
     "hpa": {**MONITORED, "autoscaling": {"kind": "hpa"}, "prefill": ON_QUEUE, "decode": SCALED},
     "tls": {
-        **MONITORED,
+        **WATCHED,
         "gateway": {
             "tls": {"existingSecret": "certificate"},
             "service": {"type": "LoadBalancer", "httpPort": 443, "annotations": {"a.example/b": "c"}},
@@ -129,7 +130,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "ray": {"mode": "ray"},
     "ray, scaled": {
-        **MONITORED,
+        **WATCHED,
         "mode": "ray",
         "config": {"kv": {"arena_size": "1GiB"}, "ray": {"scale_load": 0.5}},
         "prefill": {"autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 5}, "pdb": {"maxUnavailable": 0}},
@@ -221,7 +222,7 @@ def test_ray_clusters_are_as_kuberay_has_them() -> None:
 def test_custom_resources_are_as_their_owners_have_them() -> None:
     unique = {json.dumps(found, sort_keys=True): found for found in all_objects() if found["apiVersion"].startswith(CUSTOM[:3])}
     found = list(unique.values())
-    assert {each["kind"] for each in found} == {"PodMonitor", "ScaledObject", "HTTPRoute", "GRPCRoute"}
+    assert {each["kind"] for each in found} == {"PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "GRPCRoute"}
     problems = dict(zip(map(name_of, found), custom_resource_problems(found), strict=True))
     assert {name: problem for name, problem in problems.items() if problem} == {}
     wrong = {**found[0], "spec": {**found[0]["spec"], "colour": "blue"}}
@@ -495,6 +496,9 @@ def test_routes_lead_to_the_service() -> None:
         ({"prefill": {"autoscaling": {"targetKvUse": 0.5}}}, "targetKvUse"),
         ({"decode": {"autoscaling": {"queuedTokens": 1}}}, "queuedTokens"),
         ({"tls": {"existingAuthority": "ours"}, **MONITORED}, "existingCertificate"),
+        ({"monitoring": {"rules": {"objective": 1}}}, "objective"),
+        ({"monitoring": {"rules": {"runbooks": "https://wiki.example"}}}, "runbooks"),
+        ({"monitoring": {"rules": {"grafana": "https://grafana.example/"}}}, "grafana"),
         ({"mode": "kuberay"}, "mode"),
         ({"ray": {"version": "latest"}}, "version"),
         ({"mode": "ray", "tls": {"enabled": False}}, "tls.enabled"),

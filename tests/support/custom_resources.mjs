@@ -24,7 +24,7 @@ function unknownField(spec, types) {
     for (const [name, inner] of Object.entries(value)) {
       if (!known.has(name)) return name;
       // Whose names are free.
-      const found = ["matchLabels", "metadata"].includes(name) ? undefined : look(inner);
+      const found = ["matchLabels", "metadata", "labels", "annotations"].includes(name) ? undefined : look(inner);
       if (found) return found;
     }
     return undefined;
