@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import redis.asyncio as redis
-from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.connection import ConnectionPool, RedisSSLContext, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
@@ -30,7 +31,7 @@ class ValkeyClient(redis.Redis):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyClient:  # type: ignore[override]  # fewer arguments than redis-py's
         """A client of what the URL names: `redis://`, `rediss://` (TLS) and `unix://` as of redis-py, certificates by `ssl_ca_certs`,
-        `ssl_certfile` and `ssl_keyfile`, which are read at each connection; or of the master that Sentinels name:
+        `ssl_certfile` and `ssl_keyfile`, which are read at each connection, the authorities that are believed alone; or of the master that Sentinels name:
         `redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[/DB]`, with `sentinel_username` and `sentinel_password` where those
         want any, and `rediss+sentinel://` for TLS to both. Raises ValueError, ConfigError for what is no such URL."""
         parts = urlsplit(url)
@@ -42,9 +43,12 @@ class ValkeyClient(redis.Redis):
         return client
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        """Hangs up, also on a Valkey that does not take part in that: nobody who ends has failed for it."""
+        """Hangs up, also on a Valkey that does not take part in that: nobody who ends has failed for it. And on Sentinels."""
         with contextlib.suppress(*UNREACHABLE):
             await super().aclose(close_connection_pool)
+        if isinstance(self.connection_pool, SentinelConnectionPool):
+            with contextlib.suppress(*UNREACHABLE):
+                await self.connection_pool.sentinel_manager.aclose()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         command: Callable[..., Awaitable[Any]] = super().execute_command
@@ -55,16 +59,29 @@ class _RenewedConnection(SSLConnection):
     """Reads the files of its certificates each time that it connects: redis-py's reads them once."""
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        self.ssl_context.context = None
+        self.ssl_context.context = _context(self.ssl_context)
         return super()._connection_arguments()
 
 
-class _RenewedSentinelConnection(SentinelManagedSSLConnection):
+class _RenewedSentinelConnection(_RenewedConnection, SentinelManagedSSLConnection):
     """The same for the master that Sentinels name."""
 
-    def _connection_arguments(self) -> Mapping[str, Any]:
-        self.ssl_context.context = None
-        return super()._connection_arguments()
+
+def _context(settings: RedisSSLContext) -> ssl.SSLContext:
+    """Believes the given authorities, or the system's where there are none: redis-py's believes these beside them."""
+    context = ssl.create_default_context(cafile=settings.ca_certs, capath=settings.ca_path, cadata=settings.ca_data)
+    context.check_hostname, context.verify_mode = settings.check_hostname, ssl.VerifyMode(settings.cert_reqs)
+    for flag in settings.include_verify_flags or ():
+        context.verify_flags |= flag
+    for flag in settings.exclude_verify_flags or ():
+        context.verify_flags &= ~flag
+    if settings.certfile is not None:
+        context.load_cert_chain(settings.certfile, settings.keyfile, settings.password)
+    if settings.min_version is not None:
+        context.minimum_version = settings.min_version
+    if settings.ciphers is not None:
+        context.set_ciphers(settings.ciphers)
+    return context
 
 
 def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPool:
@@ -86,6 +103,9 @@ def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPoo
     # The next one is asked at once: redis-py would try for 20 s, and a master often dies with a Sentinel beside it.
     of_sentinels["retry"] = Retry(NoBackoff(), 0)
     sentinel = Sentinel([_host_and_port(host) for host in hosts.split(",")], sentinel_kwargs={**options, **secure, **of_sentinels})  # type: ignore[no-untyped-call]
+    for each in sentinel.sentinels:
+        if each.connection_pool.connection_class is SSLConnection:
+            each.connection_pool.connection_class = _RenewedConnection
     user, _, password = credentials.rpartition(":")
     if password:
         settings["password"] = unquote(password)

@@ -88,6 +88,25 @@ async def test_sentinels_name_the_master_and_both_have_passwords(tmp_path: Path)
                         await stranger.ping()
 
 
+async def test_who_is_closed_has_no_connection_with_a_sentinel_either(tmp_path: Path) -> None:
+    with server(tmp_path / "master", "--save", "") as master:
+        rules = tmp_path / "sentinel.conf"
+        rules.write_text(f'sentinel monitor springtide {LOOPBACK} {master} 1\nprotected-mode no\ndir "{tmp_path}"\n')
+        with server(tmp_path / "sentinel", str(rules), "--sentinel") as sentinel:
+            async with ValkeyClient.from_url(f"redis://{LOOPBACK}:{sentinel}") as watching:
+                client = ValkeyClient.from_url(f"redis+sentinel://{LOOPBACK}:{sentinel}/springtide")
+                await until_answered(client)
+                assert len(await watching.client_list()) == 2
+                await client.aclose()
+                await until_alone(watching)
+
+
+async def until_alone(client: ValkeyClient) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while len(await client.client_list()) > 1:
+            await asyncio.sleep(0.1)
+
+
 async def test_sentinels_and_the_master_are_spoken_with_by_tls(authority: Authority, tmp_path: Path) -> None:
     program = program_with_tls()
     if program is None:
@@ -217,8 +236,14 @@ def authority(tmp_path: Path) -> Authority:
 @contextlib.asynccontextmanager
 async def relayed(valkey: Path, identity: Identity, revoked_at: Path = Path("nowhere")) -> AsyncIterator[str]:
     """The URL of a relay to the Valkey on this Unix socket. `revoked_at`: an authority's directory."""
-    listening = bind(LOOPBACK, 0, "valkey_port")
     tls = Tls(TlsFiles(identity.certificate, identity.key, identity.authorities, SETTINGS))
+    async with relayed_by(valkey, tls, revoked_at) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def relayed_by(valkey: Path, tls: Tls, revoked_at: Path = Path("nowhere")) -> AsyncIterator[str]:
+    listening = bind(LOOPBACK, 0, "valkey_port")
     serving = asyncio.create_task(ValkeyRelay(valkey, tls, partial(revoked, revoked_at)).serve(listening))
     try:
         yield f"rediss://{LOOPBACK}:{listening.getsockname()[1]}/0"
@@ -252,6 +277,24 @@ async def test_the_relay_lets_in_who_has_a_certificate_and_nobody_else(authority
             for wrong in (shown(url, stranger), url + disguised, f"{url}?ssl_ca_certs={head.authorities}", plain):
                 async with ValkeyClient.from_url(wrong, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
                     with pytest.raises(UNREACHABLE):
+                        await client.ping()
+
+
+async def test_whom_the_system_believes_is_not_taken_for_a_valkey_of_given_authorities(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, foreign = issued(authority, tmp_path / "node"), issued(Authority.create(tmp_path / "other-ca", "company"), tmp_path / "foreign")
+    monkeypatch.setenv("SSL_CERT_FILE", str(foreign.authorities))
+    socket, takes_nodes = tmp_path / "valkey.sock", Tls(TlsFiles(foreign.certificate, foreign.key, node.authorities, SETTINGS))
+    with server(tmp_path / "valkey", "--unixsocket", str(socket), "--save", ""):
+        async with relayed_by(socket, takes_nodes) as url:
+            shows = f"ssl_certfile={node.certificate}&ssl_keyfile={node.key}"
+            async with ValkeyClient.from_url(f"{url}?{shows}") as client:
+                await until_answered(client)
+            by_sentinels = f"{url.replace('rediss', 'rediss+sentinel').removesuffix('/0')}/springtide"
+            for given, said in ((url, "certificate verify failed"), (by_sentinels, "network:ConnectionError")):
+                async with ValkeyClient.from_url(shown(given, node), socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+                    with pytest.raises(UNREACHABLE, match=said):
                         await client.ping()
 
 
