@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 
 from tests.support.chart import Object
 from tests.support.chart_environment import command_line, expanded, quantity, variables
-from tests.support.chart_pods import KILLED, Pod, cluster_of
+from tests.support.chart_pods import KILLED, Cluster, Pod, cluster_of
+from tests.support.waiting import wait_until
 
 POD = {
     "metadata": {"name": "a-0", "namespace": "models", "labels": {"example.com/part": "a"}},
@@ -245,23 +248,53 @@ while True:
     connection.close()
 """
 ASKS = "import socket; print(socket.create_connection(('a', 80)).recv(99).decode())"
+HTTP = {"name": "http", "containerPort": 8000}
+SELECTOR = {"app.kubernetes.io/component": "a"}
+SERVICE = {"kind": "Service", "metadata": {"name": "a"}, "spec": {"selector": SELECTOR, "ports": [{"port": 80, "targetPort": "http"}]}}
+PROBED_OFTEN = {"periodSeconds": 0.2, "failureThreshold": 2}
+
+
+def answering(cluster: Cluster, pod: str) -> set[str]:
+    """Who answers what a pod asks the Service."""
+    return {cluster.pods[pod].execute("main", "python", "-c", ASKS).stdout.strip() for _ in range(4)}
 
 
 @wants_root
 def test_a_service_sends_each_connection_to_one_of_its_pods_that_are_ready(tmp_path: Path) -> None:
-    port = {"name": "http", "containerPort": 8000}
-    tells = container('exec python -c "$TELLS"', {}, env=[{"name": "TELLS", "value": TELLS}], ports=[port])
+    tells = container('exec python -c "$TELLS"', {}, env=[{"name": "TELLS", "value": TELLS}], ports=[HTTP])
     tells["startupProbe"] = {"tcpSocket": {"port": "http"}}
-    labels = {"app.kubernetes.io/component": "a"}
-    service = {"kind": "Service", "metadata": {"name": "a"}, "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": "http"}]}}
-    with cluster_of([workload(tells, terminationGracePeriodSeconds=0), service], tmp_path) as cluster:
-
-        def answering() -> set[str]:
-            return {cluster.pods["a-1"].execute("main", "python", "-c", ASKS).stdout.strip() for _ in range(4)}
-
+    with cluster_of([workload(tells, terminationGracePeriodSeconds=0), SERVICE], tmp_path) as cluster:
         cluster.start("a-0", "a-1")
-        assert answering() == {"a-0", "a-1"}
+        assert answering(cluster, "a-1") == {"a-0", "a-1"}
         cluster.stop("a-0")
-        assert answering() == {"a-1"}
+        assert answering(cluster, "a-1") == {"a-1"}
         cluster.start("a-2")
-        assert answering() == {"a-1", "a-2"}
+        assert answering(cluster, "a-1") == {"a-1", "a-2"}
+
+
+@wants_root
+def test_a_service_sends_nothing_to_a_pod_that_is_ready_no_more_until_it_is_again(tmp_path: Path) -> None:
+    tells = container('touch /run/there; exec python -c "$TELLS"', {"/run": "run"}, env=[{"name": "TELLS", "value": TELLS}], ports=[HTTP])
+    tells |= {"startupProbe": {"tcpSocket": {"port": "http"}}, "readinessProbe": {**SERVES["startupProbe"], **PROBED_OFTEN}}
+    made = workload(tells, volumes=({"name": "run", **EMPTY},), terminationGracePeriodSeconds=0)
+    with cluster_of([made, SERVICE], tmp_path) as cluster:
+        cluster.start("a-0", "a-1")
+        assert answering(cluster, "a-1") == {"a-0", "a-1"}
+        cluster.pods["a-0"].execute("main", "rm", "/run/there")
+        wait_until(lambda: answering(cluster, "a-1") == {"a-1"}, "the Service to leave a-0 out")
+        cluster.pods["a-0"].execute("main", "touch", "/run/there")
+        wait_until(lambda: answering(cluster, "a-1") == {"a-0", "a-1"}, "the Service to take a-0 in again")
+        cluster.pods["a-0"].containers["main"].kill()
+        wait_until(lambda: answering(cluster, "a-1") == {"a-1"}, "the Service to leave out who has ended")
+
+
+@wants_root
+def test_of_a_cluster_that_cannot_be_made_nothing_is_left(tmp_path: Path) -> None:
+    def there() -> set[str]:
+        names = subprocess.run(("ip", "netns", "list"), capture_output=True, text=True, check=True).stdout.split()
+        return {name for name in names if name.startswith(f"springtide-{os.getpid()}-")} | {each.name for each in threading.enumerate()}
+
+    before = there()
+    with pytest.raises(KeyError, match="ports"), cluster_of([{**SERVICE, "spec": {}}], tmp_path):
+        pass
+    assert there() == before

@@ -14,10 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,7 @@ from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of
 from tests.support.chart_environment import command_line, contents, quantity, variables
 from tests.support.chart_services import Place, Services
 from tests.support.netns import Plugged, Switch, Unavailable
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
 TINI = """#!/bin/sh
@@ -81,11 +83,11 @@ class Container:
 
     @property
     def _first(self) -> psutil.Process:
-        until = time.monotonic() + PATIENCE_S
-        while not (children := psutil.Process(self._process.pid).children()):
-            assert self._process.poll() is None and time.monotonic() < until, f"{self.name} has ended: {self.log.read_text()[-3000:]}"
-            time.sleep(0.05)
-        return children[0]
+        def children() -> list[psutil.Process]:
+            assert self.runs, f"{self.name} has ended: {self.log.read_text()[-3000:]}"
+            return list(psutil.Process(self._process.pid).children())
+
+        return wait_until(children, f"{self.name} to begin", PATIENCE_S)[0]
 
     def terminate(self) -> None:
         """Tells it to stop."""
@@ -116,8 +118,10 @@ class Pod:
         """`claims`: where volumes are that pods leave behind."""
         self._pods, self._network, self._objects, self._directory = pods, network, objects, directory
         self.name, self.address = name, network.address
-        self.ready = False
-        """Whether Services send it what they are sent."""
+        self._unready = {spec["name"] for spec in pods.containers.values()}
+        """The containers for which Services send it nothing."""
+        self._over = threading.Event()
+        self._probing: list[threading.Thread] = []
         self.containers: dict[str, Container] = {}
         directory.mkdir(parents=True)
         self._volumes = {volume: self._made(volume, source, claims) for volume, source in pods.volumes.items()}
@@ -139,7 +143,28 @@ class Pod:
         for spec in self._pods.containers.values():
             if "readinessProbe" in spec:
                 self._await(spec, "readinessProbe")
-        self.ready = True
+                self._probing.append(threading.Thread(target=self._keep_probing, args=(spec,), name=f"{self.name}/{spec['name']}"))
+        self._unready.clear()
+        for thread in self._probing:
+            thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether Services send it what they are sent."""
+        return not self._over.is_set() and not self._unready
+
+    def _keep_probing(self, spec: Object) -> None:
+        """A container that was ready once may be so no more, and again."""
+        name, probe, failed = spec["name"], spec["readinessProbe"], 0
+        while not self._over.wait(probe.get("periodSeconds", 10)):
+            try:
+                failed = 0 if self._probed(spec, probe) else failed + 1
+            except (AssertionError, psutil.NoSuchProcess):  # it has ended
+                failed = probe.get("failureThreshold", 3)
+            if failed == 0:
+                self._unready.discard(name)
+            elif failed >= probe.get("failureThreshold", 3):
+                self._unready.add(name)
 
     def lives(self, container: str) -> bool:
         """What the kubelet finds when it looks whether a container is to be ended."""
@@ -154,7 +179,7 @@ class Pod:
     def stop(self) -> dict[str, int]:
         """Tells the main containers to stop, when those who wait before that have waited, and once they have ended the sidecars, the last
         first. Who is still there when the pod's grace is over is killed. Returns the exit codes of those that serve."""
-        self.ready = False
+        self._over.set()
         until = time.monotonic() + self._pods.spec["terminationGracePeriodSeconds"]
         time.sleep(max((spec["lifecycle"]["preStop"]["sleep"]["seconds"] for spec in self._main if "lifecycle" in spec), default=0))
         codes: dict[str, int] = {}
@@ -177,8 +202,11 @@ class Pod:
         return [(self.address, target if isinstance(target, int) else self._pods.ports()[target])]
 
     def close(self) -> None:
+        self._over.set()
         for container in self.containers.values():
             container.kill()
+        for thread in self._probing:
+            thread.join()
 
     def know(self, hosts: str) -> None:
         """What names there are from now on, beside its own."""
@@ -272,11 +300,16 @@ class Pod:
         return ["nsenter", *target, *self._privileges(spec), "env", *environment, *command]
 
     def _await(self, spec: Object, kind: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not self._probed(spec, spec[kind]):
-            container = self.containers[spec["name"]]
-            assert container.runs and time.monotonic() < until, f"{container.name}: {kind}: {container.log.read_text()[-3000:]}"
-            time.sleep(spec[kind].get("periodSeconds", 1) / 2)
+        container = self.containers[spec["name"]]
+
+        def said() -> str:
+            return container.log.read_text()[-3000:]
+
+        def probed() -> bool:
+            assert container.runs, f"{container.name} has ended: {said()}"
+            return self._probed(spec, spec[kind])
+
+        wait_until(probed, f"{container.name}: {kind}", PATIENCE_S, said, spec[kind].get("periodSeconds", 1) / 2)
 
     def _probed(self, spec: Object, probe: Object) -> bool:
         if "exec" in probe:
@@ -308,9 +341,9 @@ def _bytes_below(directory: Path) -> int:
 
 
 class Cluster:
-    """The chart's pods, as many as are started."""
+    """The chart's pods, as many as are started; none yet, nor a Service."""
 
-    def __init__(self, objects: Sequence[Object], directory: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         """Raises netns.Unavailable."""
         if Path(sys.prefix).is_relative_to(MOUNTED):
             raise Unavailable(f"this environment lies below {MOUNTED}, where each container has a volume of its own")
@@ -321,7 +354,6 @@ class Cluster:
         self._services = Services(self._switch, lambda service, port: [place for pod in self._all for place in pod.places(service, port)])
         self._hosts = {"localhost": "127.0.0.1"}
         self.pods: dict[str, Pod] = {}
-        self.upgrade(objects)
 
     @property
     def here(self) -> str:
@@ -386,20 +418,20 @@ class Cluster:
             return dict(zip(names, kubelets.map(lambda name: self.pods[name].stop(), names), strict=True))
 
     def close(self) -> None:
-        for pod in self._all:
-            pod.close()
-        self._services.close()
-        self._switch.close()
+        with ExitStack() as closing:
+            for close in (self._switch.close, self._services.close, *(pod.close for pod in self._all)):
+                closing.callback(close)
 
 
 @contextmanager
 def cluster_of(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
     """A cluster in which nothing runs yet. Skips the test where there can be none."""
     try:
-        cluster = Cluster(objects, directory)
+        cluster = Cluster(directory)
     except Unavailable as error:
         pytest.skip(str(error))
     try:
+        cluster.upgrade(objects)
         yield cluster
     finally:
         cluster.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,7 @@ _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 class KubeRay:
     """`with KubeRay(api, cluster, machines)`, whose head runs: reconciles until it is left. `cluster`: the RayCluster, which is not in
-    the API yet."""
+    the API yet. What it has failed with, who asks it or leaves it fails with too."""
 
     def __init__(self, api: KubernetesApi, cluster: Object, machines: RayMachines) -> None:
         self._api = api
@@ -35,7 +36,8 @@ class KubeRay:
         """Of each pod: its group, its address, and what runs there."""
         self._numbers = itertools.count(2)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = ThreadPoolExecutor(1, "kuberay")
+        self._running: Future[None] | None = None
         # As the API has it by KubeRay's definition.
         groups = [{"replicas": 0, **group} for group in cluster["spec"]["workerGroupSpecs"]]
         made = {**cluster, "spec": {**cluster["spec"], "workerGroupSpecs": groups}}
@@ -45,19 +47,29 @@ class KubeRay:
 
     def replicas(self, group: str) -> int:
         """How many pods the RayCluster asks for."""
+        self._check()
         (found,) = [each for each in self._groups() if each["groupName"] == group]
         return int(found["replicas"])
 
     def pods(self, group: str) -> set[str]:
+        self._check()
+        return self._pods_of(group)
+
+    def _check(self) -> None:
+        if self._running is not None and self._running.done():
+            self._running.result()
+
+    def _pods_of(self, group: str) -> set[str]:
         return {name for name, (its_group, _, _) in list(self._nodes.items()) if its_group == group}
 
     def __enter__(self) -> KubeRay:
-        self._thread.start()
+        self._running = self._thread.submit(self._run)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.shutdown()
+        self._check()
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
@@ -66,18 +78,18 @@ class KubeRay:
 
     def _reconcile(self, group: Object) -> None:
         name = group["groupName"]
-        for pod in self.pods(name).intersection(group.get("scaleStrategy", {}).get("workersToDelete", ())):
+        for pod in self._pods_of(name).intersection(group.get("scaleStrategy", {}).get("workersToDelete", ())):
             self._nodes.pop(pod)[2].kill(and_nodes=True)
             self._api.answer("DELETE", f"{_PODS}/{pod}", {}, b"")
         wanted = min(max(group["replicas"], group["minReplicas"]), group["maxReplicas"])
-        for _ in range(wanted - len(self.pods(name))):
+        for _ in range(wanted - len(self._pods_of(name))):
             number = next(self._numbers)
             address = f"127.0.0.{number}"
             pod = f"{self._name}-{name}-worker-{number}"
             self._nodes[pod] = (name, address, node := self._start(group, address))
             self._say(pod, name, "worker", address, runs=False)
             self._wait(node)
-        for pod in self.pods(name):
+        for pod in self._pods_of(name):
             _, address, node = self._nodes[pod]
             if node.ended:  # the pod's own script does that
                 self._nodes[pod] = (name, address, node := self._start(group, address))
