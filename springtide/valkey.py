@@ -31,9 +31,10 @@ class ValkeyClient(redis.Redis):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyClient:  # type: ignore[override]  # fewer arguments than redis-py's
         """A client of what the URL names: `redis://`, `rediss://` (TLS) and `unix://` as of redis-py, certificates by `ssl_ca_certs`,
-        `ssl_certfile` and `ssl_keyfile`, which are read at each connection, the authorities that are believed alone; or of the master that Sentinels name:
-        `redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[/DB]`, with `sentinel_username` and `sentinel_password` where those
-        want any, and `rediss+sentinel://` for TLS to both. Raises ValueError, ConfigError for what is no such URL."""
+        `ssl_certfile` and `ssl_keyfile`, which are read at each connection, and given authorities are believed alone; or of the master that
+        Sentinels name: `redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[/DB]`, with `sentinel_username` and
+        `sentinel_password` where those want any, and `rediss+sentinel://` for TLS to both. Raises ValueError, ConfigError for what is no
+        such URL."""
         parts = urlsplit(url)
         pool = _sentinel_pool(parts, options) if parts.scheme in _SENTINEL_SCHEMES else ConnectionPool.from_url(url, **options)
         if pool.connection_class is SSLConnection:

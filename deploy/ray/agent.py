@@ -23,15 +23,15 @@ from deploy.ray.orders import AgentPlace, NodeOrder, NodeState
 
 _START_S = 30.0
 _CARDS = "CUDA_VISIBLE_DEVICES"
-_IDENTITY = "PLACED_BY_SPRINGTIDE"
-"""In a process's environment: `NodeOrder.identity`."""
+_TAG = "PLACED_BY_SPRINGTIDE"
+"""In a process's environment: `NodeOrder.tag`."""
 _KEPT = "SPT_NOENV"
 """For setproctitle, which would otherwise write the title over the environment."""
 
 
 def environment_of(order: NodeOrder, cards: tuple[str, ...]) -> dict[str, str]:
     """A node's process's, which others can read as long as it runs."""
-    own = {_IDENTITY: order.identity, _KEPT: "1"} | ({_CARDS: ",".join(cards)} if cards else {})
+    own = {_TAG: order.tag, _KEPT: "1"} | ({_CARDS: ",".join(cards)} if cards else {})
     return {**os.environ, **own}
 
 
@@ -60,13 +60,13 @@ class NodeAgent:
             self._process = psutil.Process(int(started.stdout))
         return cards
 
-    def adopt(self, identity: str) -> tuple[str, ...]:
-        """Finds the process of this identity on this host, if it is there. Returns its cards, which need not be those of the agent."""
+    def adopt(self, tag: str) -> tuple[str, ...]:
+        """Finds the process of this tag on this host, if it is there. Returns its cards, which need not be those of the agent."""
         for record in running_clusters():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(record.pid)
                 environment = process.environ()
-                if environment.get(_IDENTITY) == identity:
+                if environment.get(_TAG) == tag:
                     self._process = process
                     return tuple(filter(None, environment.get(_CARDS, "").split(",")))
         return ()

@@ -80,8 +80,8 @@ class Agent:
         self.cards = cards
         self._asked_to_begin = self.actor.start.remote(order, cards)
 
-    def adopt(self, identity: str) -> None:
-        self._asked_to_begin = self.actor.adopt.remote(identity)
+    def adopt(self, tag: str) -> None:
+        self._asked_to_begin = self.actor.adopt.remote(tag)
 
     def ask(self) -> Any:
         """What an answer is waited for to now; None: to nothing."""

@@ -28,14 +28,14 @@ class NodeOrder:
     """Of a prefill group whose stages are on nodes of their own; 1: the node is whole."""
 
     @property
-    def identity(self) -> str:
-        return identity(self.name, self.placement, self.stage)
+    def tag(self) -> str:
+        return tag_of(self.name, self.placement, self.stage)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def identity(name: str, placement: str, stage: int) -> str:
+def tag_of(name: str, placement: str, stage: int) -> str:
     """Of a process that was placed: no other has had it, of this or another cluster of this name on the same machine."""
     return f"{name} {stage} {placement}"
 

@@ -104,7 +104,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Create:
     """Ask Ray for a place, and start the node there."""
 
     node: PlacedNode
@@ -131,7 +131,7 @@ class Leave:
     name: str
 
 
-Action: TypeAlias = Place | Adopt | Release | Leave
+Action: TypeAlias = Create | Adopt | Release | Leave
 
 
 @dataclass(slots=True)
@@ -247,7 +247,7 @@ class Placement:
         active += [node for node in own if node.phase is Phase.LOST and node.name in ready and now < self._memory[node.name].lost_until]
         if len(active) < wanted and now >= self._retry_at[role]:
             for _ in range(wanted - len(active)):
-                yield Place(self._new(role, sight, now))
+                yield Create(self._new(role, sight, now))
         surplus = sorted(active, key=lambda node: (node.name in ready, sight.busy.get(node.name, 0.0), node.name))
         for node in surplus[: max(0, len(active) - wanted)]:
             yield self._sent_away(node.name, now)

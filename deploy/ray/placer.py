@@ -21,8 +21,8 @@ from deploy.commands.conductors import cluster_status, views
 from deploy.join.tokens import TokenBook
 from deploy.ray import cluster as on_ray
 from deploy.ray.cluster import Agent, Held, RayNode
-from deploy.ray.orders import NodeOrder, identity
-from deploy.ray.placement import Action, Adopt, Leave, Phase, Place, PlacedNode, Placement, PlaceState, PlaceView, Release, Sight
+from deploy.ray.orders import NodeOrder, tag_of
+from deploy.ray.placement import Action, Adopt, Create, Leave, Phase, PlacedNode, Placement, PlaceState, PlaceView, Release, Sight
 from deploy.ray.record import PlacementBook, PlacementRecord
 from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, pool_config, preferences
 from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
@@ -82,7 +82,7 @@ class Placer:
         self._asks: dict[str, _Ask] = {}
         self._beat = 0
         self._telling = asyncio.Lock()
-        self._cards = False
+        self._has_cards = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`, and all nodes have left. Raises ConfigError where there is no such Ray cluster at the first start."""
@@ -135,7 +135,7 @@ class Placer:
 
     async def _look(self) -> None:
         ray_nodes = await asyncio.to_thread(on_ray.nodes)
-        self._cards = any(each.total.get("GPU") for each in ray_nodes)
+        self._has_cards = any(each.total.get("GPU") for each in ray_nodes)
         status, sight = await self._sight(ray_nodes)
         now = time.monotonic()
         wanted = {role: self._wanted(role, status, now) for role in Role}
@@ -176,7 +176,7 @@ class Placer:
 
     async def _do(self, action: Action, ray_nodes: list[RayNode], now: float) -> None:
         match action:
-            case Place(node):
+            case Create(node):
                 stages = num_stages(self._config, node.role)
                 await self._ask(node, [[()] * stages] if stages > 1 else self._best(node.role, ray_nodes), now)
             case Adopt(node):
@@ -193,13 +193,13 @@ class Placer:
 
     def _best(self, role: Role, ray_nodes: list[RayNode]) -> list[Sequence[tuple[str, ...]]]:
         """Where a further node would best be."""
-        wanted = bundle(self._config, role, self._cards)
+        wanted = bundle(self._config, role, self._has_cards)
         able = [each.node_id for each in ray_nodes if fits(wanted, each.total)]
         occupied = [each for ask in self._asks.values() if ask.node.role is role for each in ask.ray_nodes]
         return [[among] for among in preferences(pool_config(self._config, role).arrange, able, occupied)]
 
     async def _ask(self, node: PlacedNode, choices: list[Sequence[tuple[str, ...]]], now: float, adopts: bool = False) -> None:
-        held = await asyncio.to_thread(Held, node.name, bundle(self._config, node.role, self._cards), choices[0])
+        held = await asyncio.to_thread(Held, node.name, bundle(self._config, node.role, self._has_cards), choices[0])
         self._asks[node.name] = _Ask(node, adopts, choices, held, now)
 
     async def _begin(self, ray_nodes: list[RayNode], now: float) -> None:
@@ -210,17 +210,17 @@ class Placer:
             if not ask.held.given and len(ask.choices) > 1 and (now - ask.since >= NARROW_S or not there):
                 await asyncio.to_thread(ask.held.release)
                 ask.choices, ask.since = ask.choices[1:], now
-                ask.held = await asyncio.to_thread(Held, name, bundle(self._config, ask.node.role, self._cards), ask.choices[0])
+                ask.held = await asyncio.to_thread(Held, name, bundle(self._config, ask.node.role, self._has_cards), ask.choices[0])
             elif not ask.held.given and not ask.warned and now - ask.since >= PATIENT_S:
                 ask.warned = True
-                wanted = bundle(self._config, ask.node.role, self._cards)
+                wanted = bundle(self._config, ask.node.role, self._has_cards)
                 where = "one Ray node" if len(ask.held.agents) == 1 else f"each of {len(ask.held.agents)} Ray nodes"
                 logger.warning("Ray has had no room for %s for %d s: on %s there must be free %s", name, PATIENT_S, where, wanted)
             elif ask.held.given and not ask.held.begun:
                 await self._tell()
                 if ask.adopts:
                     for stage, agent in enumerate(ask.held.agents):
-                        await asyncio.to_thread(agent.adopt, identity(name, ask.node.placement, stage))
+                        await asyncio.to_thread(agent.adopt, tag_of(name, ask.node.placement, stage))
                 elif self._knows_cards(ask.held, now):
                     with contextlib.suppress(Unavailable):  # Valkey is away: at the next look
                         for agent, order in zip(ask.held.agents, await self._orders(ask), strict=True):

@@ -23,11 +23,11 @@ def num_stages(config: ClusterConfig, role: Role) -> int:
     return config.prefill_node.stages if role is Role.PREFILL and config.prefill_node.spread_stages else 1
 
 
-def bundle(config: ClusterConfig, role: Role, cards: bool) -> dict[str, float]:
+def bundle(config: ClusterConfig, role: Role, has_cards: bool) -> dict[str, float]:
     """The bundle of a node, or of a stage of a group whose stages are apart, which is on one Ray node: the processors and cards of its
-    engine, and the memory of its store. `cards`: the Ray cluster has any."""
+    engine, and the memory of its store. `has_cards`: the Ray cluster has any."""
     pool = pool_config(config, role)
-    on_cards = config.device == "cuda" or (config.device == "auto" and cards)
+    on_cards = config.device == "cuda" or (config.device == "auto" and has_cards)
     gpus = pool.gpus if pool.gpus is not None else float(num_engines(config, role) if on_cards else 0)
     wanted = {"CPU": float(pool.cpus or 1), "GPU": gpus, "memory": float(config.kv.arena_size), **pool.resources}
     return {name: amount for name, amount in wanted.items() if amount}

@@ -18,6 +18,7 @@ from tests.chaos.cluster import SUPERVISOR
 from tests.chaos.history import Injection
 from tests.chaos.injectors import Nemesis
 from tests.chaos.plan import Fault
+from tests.support.waiting import until
 
 WAIT_S = 10.0
 
@@ -66,12 +67,6 @@ async def injected(cluster: Sleepers, fault: Fault) -> Injection:
 
 def stands(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (the kernel signals nothing)
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", 9), ("end", 15)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,16 +32,11 @@ from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from tests.support.scheduling import scheduled
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 LEASE_S = 1.0
 MEMBERSHIP_LEASE_S = 1.0
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(15):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 class StandingClock:

@@ -32,10 +32,11 @@ from springtide.protocol.scheduling import PrefixSource
 from springtide.rpc import conductor_pb2, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import connect, new_server
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
-from tests.support.engine_nodes import EngineNodes, until
+from tests.support.engine_nodes import EngineNodes
 from tests.support.models import make_tiny_llama
 from tests.support.scheduling import scheduled
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 BLOCK_TOKENS = 16
 PROMPT = list(range(10, 210))

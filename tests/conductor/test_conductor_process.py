@@ -14,15 +14,14 @@ from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
 
 
 async def until_announced(membership: Membership) -> Member:
-    async with asyncio.timeout(20):
-        while not (members := await membership.members()):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    return members[0]
+    (member,) = await until(membership.members) or ()
+    return member
 
 
 async def test_the_process_announces_itself_answers_and_ends_on_sigterm(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from conductor.server.report_queue import SHARE, TURN_S, ReportQueue
+from tests.support.waiting import until
 
 
 class Reporter:
@@ -55,9 +56,7 @@ class Clock:
 
 
 async def until_taken(took: list[tuple[Reporter, bytes]], count: int) -> None:
-    async with asyncio.timeout(30):
-        while len(took) < count:  # noqa: ASYNC110 - in steps shorter than a turn
-            await asyncio.sleep(0.001)
+    await until(lambda: len(took) >= count, poll_s=0.001)  # in steps shorter than a turn
 
 
 async def test_what_comes_seldom_is_taken_at_once() -> None:

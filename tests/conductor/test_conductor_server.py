@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from tests.support.scheduling import answered, scheduled
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 LEASE_S = 1.0
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
@@ -92,12 +93,6 @@ async def cluster(valkey: ValkeyServer) -> AsyncIterator[Cluster]:
     cluster = Cluster(valkey.connection_url)
     yield cluster
     await cluster.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(15):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def status(conductor: ConductorStub) -> conductor_pb2.ClusterStatus:

@@ -15,6 +15,7 @@ from conductor.server.watch import LoadWatcher
 from springtide.membership import Member
 from springtide.rpc import node_pb2_grpc
 from springtide.rpc.channels import new_server
+from tests.support.waiting import until
 
 SILENCE_S = 0.75
 
@@ -60,14 +61,10 @@ async def test_an_engine_whose_turn_does_not_come_is_not_lost_for_being_unread_a
         await asyncio.sleep(3 * SILENCE_S)
         assert (events.count(InstanceUp), events.count(LoadReported), events.count(InstanceDown)) == (1, 1, 0)
         queue.goes_on = True
-        async with asyncio.timeout(10):
-            while events.count(LoadReported) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: events.count(LoadReported) >= 3)
         assert (events.count(InstanceUp), events.count(InstanceDown)) == (1, 0)
         engine.goes_on.clear()
-        async with asyncio.timeout(10):
-            while not events.count(InstanceDown):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: events.count(InstanceDown))
         assert watcher.hung
     finally:
         engine.goes_on.set()

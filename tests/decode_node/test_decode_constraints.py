@@ -18,8 +18,9 @@ from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import Grammar, SamplingParams, TokenIds
-from tests.support.engine_nodes import EOS, EngineNodes, until
+from tests.support.engine_nodes import EOS, EngineNodes
 from tests.support.models import make_tiny_llama
+from tests.support.waiting import until
 
 KV = {"block_tokens": 16, "arena_size": "8MiB"}
 SCHEMA = {

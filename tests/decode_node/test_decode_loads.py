@@ -33,8 +33,9 @@ from springtide.process import ProcessArguments
 from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Release
-from tests.support.engine_nodes import DirectEngine, EngineNodes, until
+from tests.support.engine_nodes import DirectEngine, EngineNodes
 from tests.support.models import make_tiny_llama
+from tests.support.waiting import until
 
 KV = {"block_tokens": 16, "arena_size": "8MiB"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)

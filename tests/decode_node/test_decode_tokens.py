@@ -13,8 +13,9 @@ import pytest
 from decode_node.server.steps import StepRunner
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import LogitBias, SamplingParams
-from tests.support.engine_nodes import EOS, DirectEngine, EngineNodes, Outcome, until
+from tests.support.engine_nodes import EOS, DirectEngine, EngineNodes, Outcome
 from tests.support.models import make_tiny_llama
+from tests.support.waiting import until
 
 KV = {"block_tokens": 16, "arena_size": "8MiB"}
 SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=60, ignore_eos=True)

@@ -540,7 +540,7 @@ def test_a_pod_of_ray_has_room_for_one_node_of_its_role_and_no_other(name: str) 
     rooms = {pool: described["resources"] for pool, described in as_rays_autoscaler_sees(found).items()}
     assert rooms.keys() == {"headgroup", "prefill", "decode"}
     for role in Role:
-        wanted = bundle(config, role, cards=False)
+        wanted = bundle(config, role, has_cards=False)
         assert {pool for pool, room in rooms.items() if fits(wanted, room)} == {str(role)}
         assert not fits({each: 2 * amount for each, amount in wanted.items()}, rooms[str(role)])
 
@@ -564,7 +564,7 @@ def test_rays_autoscaler_has_pods_made_for_nodes_that_find_no_room(name: str) ->
     there = {"headgroup": 1, **{name: group["minReplicas"] for name, group in groups.items()}}
     scorer = partial(scheduler._default_utilization_scorer, node_availability_summary=None)
     for role in Role:
-        asked, more = [bundle(config, role, cards=False)] * 3, groups[role]["maxReplicas"] - groups[role]["minReplicas"]
+        asked, more = [bundle(config, role, has_cards=False)] * 3, groups[role]["maxReplicas"] - groups[role]["minReplicas"]
         made, left = scheduler.get_nodes_for(as_rays_autoscaler_sees(found), there, "headgroup", 100, asked, scorer)
         assert made == ({str(role): min(3, more)} if more else {}) and len(left) == 3 - min(3, more)
 

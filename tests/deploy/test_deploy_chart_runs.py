@@ -20,6 +20,7 @@ from deploy.ca.authority import Authority
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import RELEASE, rendered
 from tests.support.chart_pods import PATIENCE_S, Cluster, Pod, one_of_each
+from tests.support.waiting import wait_until
 
 VALUES = {
     "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
@@ -97,9 +98,7 @@ def test_who_hangs_is_ended(cluster: Cluster, pod: str, name: str, module: str) 
         assert not there.lives(name)
     finally:
         process.resume()
-    until = time.monotonic() + PATIENCE_S
-    while not there.lives(name):
-        assert time.monotonic() < until
+    wait_until(lambda: there.lives(name), f"{name} to show life", PATIENCE_S)
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ from tests.support.chart import RELEASE, rendered
 from tests.support.chart_pods import PATIENCE_S, Cluster, Pod, cluster_of
 from tests.support.model_hub import model_hub
 from tests.support.models import make_tiny_llama
+from tests.support.waiting import wait_until
 
 TOKEN = "hf_of-the-test"
 CONDUCTORS = ("conductor-0", "conductor-1")
@@ -79,13 +79,6 @@ def leads(cluster: Cluster) -> list[str]:
 def blocks_on_ssd(pod: Pod) -> float:
     (line,) = [line for line in metrics(pod, 9401).splitlines() if line.startswith('springtide_store_slots{state="cached",tier="ssd"}')]
     return float(line.split()[1])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.2)
 
 
 def test_the_model_that_was_downloaded_is_served(cluster: Cluster) -> None:
@@ -159,5 +152,5 @@ def test_valkey_wants_its_password_and_has_what_the_pod_before_it_had(cluster: C
     assert cluster.stop("valkey-0") == {"valkey-0": {"valkey": 0}}
     cluster.start("valkey-0")
     assert asyncio.run(asked(url(word), lambda client: client.get("a"))) == b"b"
-    wait_until(lambda: len(leads(cluster)) == 1)
+    wait_until(lambda: len(leads(cluster)) == 1, "one Conductor to lead", PATIENCE_S)
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))

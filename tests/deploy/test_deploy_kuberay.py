@@ -17,8 +17,12 @@ def test_what_it_fails_with_is_what_the_test_fails_with() -> None:
     cluster = {"apiVersion": "ray.io/v1", "metadata": {"name": "a"}, "spec": {"workerGroupSpecs": [lacks_its_bounds]}}
     api = KubernetesApi()
     try:
-        with RayMachines() as machines, pytest.raises(KeyError, match="minReplicas"), KubeRay(api, cluster, machines) as kuberay:
-            with pytest.raises(KeyError, match="minReplicas"):
-                wait_until(lambda: kuberay.pods("prefill"), "a pod that never comes")
+        with (
+            RayMachines() as machines,
+            pytest.raises(KeyError, match="minReplicas"),
+            KubeRay(api, cluster, machines) as kuberay,
+            pytest.raises(KeyError, match="minReplicas"),
+        ):
+            wait_until(lambda: kuberay.pods("prefill"), "a pod that never comes")
     finally:
         api.close()

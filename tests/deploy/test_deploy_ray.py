@@ -29,16 +29,16 @@ from deploy.local.plan import ClusterPaths, placed, processes
 from deploy.local.rundir import ClusterRecord, running_clusters, write_record
 from deploy.ray import node as ray_node
 from deploy.ray.lifeline import Lifeline
-from deploy.ray.orders import NodeOrder, identity
+from deploy.ray.orders import NodeOrder, tag_of
 from deploy.ray.placement import (
     ABSENT_S,
     ADOPT_S,
     RETURN_S,
     Action,
     Adopt,
+    Create,
     Leave,
     Phase,
-    Place,
     PlacedNode,
     Placement,
     PlaceState,
@@ -57,6 +57,7 @@ from springtide.errors import ConfigError
 from springtide.protocol.instances import Role
 from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 ONE_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
 
@@ -163,7 +164,7 @@ class World:
         actions = self.placement.look(sight, self.wanted, self.now)
         for action in actions:
             match action:
-                case Place(node) | Adopt(node):
+                case Create(node) | Adopt(node):
                     assert node.name not in self.places
                     self.places[node.name] = PlaceView(PlaceState.WAITING)
                 case Release(name):
@@ -184,7 +185,7 @@ class World:
 
 def whole(wanted: Mapping[Role, int] = ONE_EACH) -> World:
     world = World(wanted=wanted)
-    names = [action.node.name for action in world.look() if isinstance(action, Place)]
+    names = [action.node.name for action in world.look() if isinstance(action, Create)]
     for name, host in zip(names, ("a", "b", "a", "b"), strict=False):
         world.run(name, host)
     assert world.look() == []
@@ -231,7 +232,7 @@ def test_a_node_is_alone_from_when_its_agent_is_lost_until_it_is_found_again_or_
     world.look()
     assert world.phases()["decode-0"] == "lost" and alone() == ["decode-0"]
     [place] = world.look(RETURN_S + 1)
-    assert isinstance(place, Place) and alone() == [], "it is not waited for any more"
+    assert isinstance(place, Create) and alone() == [], "it is not waited for any more"
     world.run(place.node.name)
     world.look()
     assert world.phases()["decode-0"] == "leaving" and alone() == ["decode-0"]
@@ -245,7 +246,7 @@ def test_one_that_died_with_its_ray_node_is_placed_anew() -> None:
     world.places["decode-0"] = PlaceView(PlaceState.ENDED, ("b",))
     release, place = world.look()
     assert release == Release("decode-0")
-    assert isinstance(place, Place)
+    assert isinstance(place, Create)
     assert place.node.name == "decode-1", "the name of the old one is held by its lease"
 
 
@@ -256,7 +257,7 @@ def test_one_whose_host_has_no_ray_any_more_serves_until_another_has_taken_its_p
     assert world.look() == [Release("decode-0")]
     assert world.look(RETURN_S / 2) == [], "it serves, and its Ray node may come back"
     [place] = world.look(RETURN_S)
-    assert isinstance(place, Place) and world.phases()["decode-0"] == "lost"
+    assert isinstance(place, Create) and world.phases()["decode-0"] == "lost"
     world.run(place.node.name)
     assert world.look() == [Leave("decode-0")]
     assert world.placement.nodes["decode-0"].phase is Phase.LEAVING
@@ -276,7 +277,7 @@ def test_ray_has_not_for_ever_to_give_a_place_beside_the_process() -> None:
     assert world.look() == [Adopt(world.placement.nodes["decode-0"])], "another try"
     world.present = {"prefill-0"}
     actions = [action for _ in range(20) for action in world.look()]
-    assert any(isinstance(action, Place) for action in actions), "it does not serve any more"
+    assert any(isinstance(action, Create) for action in actions), "it does not serve any more"
 
 
 def test_what_ends_before_it_serves_is_tried_again_later_and_later() -> None:
@@ -366,7 +367,7 @@ def test_a_group_that_is_not_whole_any_more_leaves_its_place_as_a_whole_and_anot
     broken(world, "prefill-0")
     world.present.discard("prefill-0")
     leave, place = world.look()
-    assert leave == Leave("prefill-0") and isinstance(place, Place)
+    assert leave == Leave("prefill-0") and isinstance(place, Create)
     assert world.look() == [], "the rest has its place until it has ended"
     world.lose("prefill-0")
     assert world.look() == [Release("prefill-0")]
@@ -380,8 +381,8 @@ def test_a_group_of_which_a_part_has_ended_before_it_served_is_tried_again_later
     world.look()
     broken(world, "prefill-0")
     assert Leave("prefill-0") in world.look(0.5)
-    assert not any(isinstance(action, Place) for action in world.look(0.4))
-    assert any(isinstance(action, Place) for action in world.look())
+    assert not any(isinstance(action, Create) for action in world.look(0.4))
+    assert any(isinstance(action, Create) for action in world.look())
 
 
 def test_a_group_is_found_again_where_all_its_hosts_are() -> None:
@@ -428,9 +429,7 @@ def test_what_a_node_says_does_not_grow_without_end(tmp_path: Path, monkeypatch:
     def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: Beside) -> int:
         async def run() -> None:
             task = asyncio.create_task(beside(load_config(environ={}))["bound what it says"]())
-            async with asyncio.timeout(20):
-                while not earlier.exists() or output.read_bytes():  # noqa: ASYNC110 - it says nothing when it has done so
-                    await asyncio.sleep(0.01)
+            await until(lambda: earlier.exists() and not output.read_bytes())
             task.cancel()
 
         output.write_bytes(b"x" * 11)
@@ -504,10 +503,10 @@ def test_a_node_is_one_bundle_of_processors_cards_memory_and_what_else_is_asked_
         {"prefill_node.stages": 2, "prefill_node.tensor_parallel": 4, "ray.decode.resources": {"fast": 1}, "kv.arena_size": "1GiB"},
         {},
     )
-    assert bundle(config, Role.PREFILL, cards=True) == {"CPU": 1, "GPU": 8, "memory": 1 << 30}
-    assert bundle(config, Role.DECODE, cards=False) == {"CPU": 1, "memory": 1 << 30, "fast": 1}
+    assert bundle(config, Role.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 8, "memory": 1 << 30}
+    assert bundle(config, Role.DECODE, has_cards=False) == {"CPU": 1, "memory": 1 << 30, "fast": 1}
     on_cpus = config.model_copy(update={"device": "cpu"})
-    assert "GPU" not in bundle(on_cpus, Role.PREFILL, cards=True)
+    assert "GPU" not in bundle(on_cpus, Role.PREFILL, has_cards=True)
     assert fits({"CPU": 1, "fast": 1}, {"CPU": 8, "fast": 1}) and not fits({"CPU": 1, "GPU": 1}, {"CPU": 8})
 
 
@@ -547,9 +546,9 @@ def test_an_agent_finds_its_own_nodes_process_again_not_one_of_another_cluster_o
             there = {"decode-0-store": process.pid}
             write_record(ClusterRecord(process.pid, created, f"http://{placement}", "", "", "springtide", "", "", True, True, there))
         agent = agent_module.NodeAgent()
-        assert agent.adopt(identity("decode-0", "fourth", 0)) == ()
+        assert agent.adopt(tag_of("decode-0", "fourth", 0)) == ()
         assert not agent.state().runs
-        assert agent.adopt(identity("decode-0", "other", 0)) == ("3",)
+        assert agent.adopt(tag_of("decode-0", "other", 0)) == ("3",)
         assert agent.state().runs
         (other,) = (record for record in running_clusters() if record.url == "http://other")
         os.kill(other.pid, signal.SIGKILL)
@@ -561,8 +560,8 @@ def test_a_group_whose_stages_are_apart_takes_a_bundle_for_each_of_them() -> Non
     packed = load_config(None, {"prefill_node.stages": 4, "kv.arena_size": "1GiB", "prefill_node.tensor_parallel": 2}, {})
     apart = load_config(None, {"prefill_node.spread_stages": True}, {}, base=packed.model_dump(mode="json", exclude_none=True))
     assert (num_stages(packed, Role.PREFILL), num_stages(apart, Role.PREFILL), num_stages(apart, Role.DECODE)) == (1, 4, 1)
-    assert bundle(packed, Role.PREFILL, cards=True)["GPU"] == 8
-    assert bundle(apart, Role.PREFILL, cards=True) == {"CPU": 1, "GPU": 2, "memory": 1 << 30}
+    assert bundle(packed, Role.PREFILL, has_cards=True)["GPU"] == 8
+    assert bundle(apart, Role.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 2, "memory": 1 << 30}
 
 
 def test_the_processors_that_are_set_aside_are_shared_by_the_engines() -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from deploy.local.children import Child, StartFailed
 from deploy.local.plan import ClusterPaths, ProcessRole, ProcessSpec, placed, processes
 from deploy.local.supervisor import STOP_GRACE_S, STOP_STAGE_GRACE_S, Supervisor
 from springtide.config import load_config
+from tests.support.waiting import until
 
 SLEEP = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -39,12 +40,6 @@ def spec(name: str, program: str, *arguments: str, role: ProcessRole = "store") 
 
 
 READS = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read()); import time; time.sleep(600)"
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from deploy.local import rundir
 from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,10 @@ def springtide(cluster: Cluster, *arguments: str) -> str:
 
 
 def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
-        assert time.monotonic() < deadline, f"still running after {timeout_s} s: {processes}"
-        time.sleep(0.02)
+    def gone() -> bool:
+        return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+    wait_until(gone, f"{processes} to end", timeout_s)
 
 
 def shared_memory() -> set[str]:
@@ -122,10 +122,10 @@ def test_sigterm_in_the_middle_of_the_start_leaves_nothing_behind() -> None:
 
 
 def wait_for_record(pid: int, num_processes: int) -> rundir.ClusterRecord:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for record in rundir.running_clusters():
-            if record.pid == pid and len(record.processes) == num_processes:
-                return record
-        time.sleep(0.02)
-    raise AssertionError(f"supervisor {pid} did not start {num_processes} processes in 20 s")
+    def found() -> rundir.ClusterRecord | None:
+        records = (record for record in rundir.running_clusters() if record.pid == pid and len(record.processes) == num_processes)
+        return next(records, None)
+
+    record = wait_until(found, f"supervisor {pid} to start {num_processes} processes")
+    assert record is not None
+    return record

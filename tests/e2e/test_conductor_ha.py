@@ -27,6 +27,7 @@ from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
 from tests.support.scheduling import question
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -124,13 +125,6 @@ def load_on(cluster: Cluster) -> Iterator[Load]:
             load.over.set()
         for client in running:
             client.result()
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s in vain"
-        time.sleep(0.05)
 
 
 def standings(cluster: Cluster) -> dict[str, conductor_pb2.ClusterStatus]:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +37,7 @@ from tests.engine.sequences import Harness
 from tests.engine.test_engine_runner import Recorder
 from tests.support.models import demo_gguf, make_tiny_llama, make_tiny_model
 from tests.support.reference import Reference, random_prompt
+from tests.support.waiting import wait_until
 
 SLOTS = 60
 WAIT_S = 60.0
@@ -239,9 +239,7 @@ TensorParallelRunner.start(info, "float32", spec, np.zeros(60 * spec.bytes_per_s
 """
     model, meeting = make_tiny_llama(tmp_path / "tiny"), tmp_path / "meeting"
     with subprocess.Popen([sys.executable, "-c", script, str(model), str(meeting)]) as first:
-        while not meeting.exists():
-            assert first.poll() is None
-            time.sleep(0.001)
+        wait_until(lambda: meeting.exists() or first.poll() is not None, "it to come to the meeting", WAIT_S, poll_s=0.001)
         (rank,) = psutil.Process(first.pid).children()
         rank.kill()
         assert first.wait(WAIT_S) == 7, "it waits for the other as long as for a pass"
@@ -298,10 +296,7 @@ def test_a_rank_ends_with_the_first_one_even_while_it_waits_for_it(tmp_path: Pat
     meeting = tmp_path / "meeting"
     with Others(lambda: None) as others:
         others.start(LoadModel(info, "float32", None, "plain", info.kv_spec("float32", 16), 1, 2, str(meeting), 600.0, 1, None))
-        deadline = time.monotonic() + 60
-        while not (meeting.exists() and meeting.stat().st_size):
-            assert time.monotonic() < deadline, "it has not come to the meeting"
-            time.sleep(0.01)
+        wait_until(lambda: meeting.exists() and meeting.stat().st_size, "it to come to the meeting", WAIT_S)
     assert not caplog.records, "it was not killed"
 
 
@@ -323,10 +318,7 @@ sys.stdin.read()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         rank = psutil.Process(int(first.stdout.readline()))
-        deadline = time.monotonic() + WAIT_S
-        while not _ignores(rank.pid, signal.SIGTERM):
-            assert time.monotonic() < deadline, "the rank does not begin"
-            time.sleep(0.02)
+        wait_until(lambda: _ignores(rank.pid, signal.SIGTERM), "the rank to begin", WAIT_S)
         os.kill(rank.pid, signal.SIGSTOP)
         first.kill()
         psutil.wait_procs([rank], WAIT_S)

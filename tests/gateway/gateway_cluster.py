@@ -32,13 +32,6 @@ SIGNS_EVERY_S = 0.2
 Start = node_pb2.PrefillStart | node_pb2.DecodeStart
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Returns once the condition holds. Raises TimeoutError when it does not come to hold."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.005)
-
-
 def new_arguments(model_info: ModelInfo, valkey_url: str, run_dir: Path) -> ProcessArguments:
     config = ClusterConfig(
         model="demo",

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 
 from gateway.app import GatewayServer
+from tests.support.waiting import until
 
 MORE = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 SEED = random.randrange(1 << 30) if MORE else 1

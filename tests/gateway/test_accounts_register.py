@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio as redis
-from gateway_cluster import until
 
 from deploy.local.plan import free_port
 from gateway.accounts.accounts import Accounts
@@ -20,6 +19,7 @@ from springtide.errors import Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 
 @pytest.fixture

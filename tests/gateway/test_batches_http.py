@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from openai.types import Batch
 
 from gateway.answer import TextAssembler
@@ -21,6 +20,7 @@ from gateway.batches import core
 from gateway.openai import batches
 from springtide.config import ServerConfig
 from springtide.process import ProcessArguments
+from tests.support.waiting import until
 
 TEXT = "Hello, wörld! One two three four."
 
@@ -56,12 +56,11 @@ async def submit(client: openai.AsyncOpenAI, content: bytes, endpoint: Any = "/v
 
 
 async def over(client: openai.AsyncOpenAI, batch_id: str) -> Batch:
-    async with asyncio.timeout(60):
-        while True:
-            batch = await client.batches.retrieve(batch_id)
-            if batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            await asyncio.sleep(0.05)
+    async def ended() -> Batch | None:
+        batch = await client.batches.retrieve(batch_id)
+        return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return await until(ended, within_s=60)
 
 
 async def rows(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 import redis.asyncio as redis
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 
 from gateway.accounts.allowance import Allowance
 from gateway.accounts.register import Register
@@ -22,6 +22,7 @@ from gateway.accounts.usage import UsageBook, today
 from gateway.app import GatewayServer
 from gateway.batches import desk
 from springtide.process import ProcessArguments
+from tests.support.waiting import until
 
 
 class Gateways:
@@ -64,12 +65,11 @@ async def submit(client: openai.AsyncOpenAI, count: int) -> str:
 
 
 async def over(client: openai.AsyncOpenAI, batch_id: str) -> Any:
-    async with asyncio.timeout(60):
-        while True:
-            batch = await client.batches.retrieve(batch_id)
-            if batch.status in ("completed", "failed"):
-                return batch
-            await asyncio.sleep(0.05)
+    async def ended() -> Any:
+        batch = await client.batches.retrieve(batch_id)
+        return batch if batch.status in ("completed", "failed") else None
+
+    return await until(ended, within_s=60)
 
 
 async def check_answers(client: openai.AsyncOpenAI, batch_id: str, count: int) -> None:

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 import redis.asyncio as redis
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from openai.types import Batch
 from prometheus_client import REGISTRY
 
@@ -27,6 +27,7 @@ from springtide.ids import new_id
 from springtide.process import ProcessArguments
 from springtide.rpc import caches_pb2, caches_pb2_grpc, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
+from tests.support.waiting import until
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}]}
 PLAIN = {"model": MODEL, "prompt": "Say it."}
@@ -59,9 +60,12 @@ class Office:
         return httpx.AsyncClient(base_url=f"http://{self.gateways[number].http_address}", headers=headers, timeout=20)
 
     async def until_status(self, number: int, key: str, status: int) -> None:
-        async with self.http(number, key) as http, asyncio.timeout(WAIT_S):
-            while (await http.get("/v1/models")).status_code != status:  # noqa: ASYNC110 - only an answer tells
-                await asyncio.sleep(0.02)
+        async with self.http(number, key) as http:
+
+            async def answered() -> bool:
+                return (await http.get("/v1/models")).status_code == status
+
+            await until(answered)
 
     def api(self, number: int, key: str) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"http://{self.gateways[number].http_address}/v1", api_key=key, max_retries=0, timeout=20)
@@ -69,18 +73,20 @@ class Office:
     async def until_left(self, key_id: str, limit: int, left: int, kind: str = "tokens") -> None:
         """Returns when so many tokens of a key's limit are left: an answer is settled beside it."""
         limiter = Limiter(self.client, self.name)
-        async with asyncio.timeout(WAIT_S):
-            while (await limiter.take([Claim(f"{kind}:key/{key_id}", limit, 0)])).standings[0].remaining != left:  # noqa: ASYNC110 - only Valkey tells
-                await asyncio.sleep(0.02)
+
+        async def settled() -> bool:
+            return (await limiter.take([Claim(f"{kind}:key/{key_id}", limit, 0)])).standings[0].remaining == left
+
+        await until(settled)
 
     async def used(self, tenant: str, requests: int) -> list[DayUsage]:
         """What is written down of a tenant's use, once so many requests are."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                found = [usage async for usage in self.book.read(today(), today()) if usage.row.tenant == tenant]
-                if sum(usage.counts.requests for usage in found) >= requests:
-                    return found
-                await asyncio.sleep(0.05)
+
+        async def found() -> list[DayUsage] | None:
+            rows = [usage async for usage in self.book.read(today(), today()) if usage.row.tenant == tenant]
+            return rows if sum(usage.counts.requests for usage in rows) >= requests else None
+
+        return await until(found) or []
 
     async def used_counts(self, tenant: str, counts: Counts) -> None:
         """Returns when so much is written down."""

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gateway_cluster import until
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
@@ -22,6 +21,7 @@ from gateway.bodies import INLINE_BYTES, Bodies, BodyTimeout, BodyTooLarge, Side
 from gateway.openai.requests import ChatCompletionRequest, CompletionRequest
 from gateway.prepare import MAX_STOP_TOKEN_IDS, Bounds
 from springtide.errors import InvalidRequest, Overloaded
+from tests.support.waiting import until
 
 MAX_BYTES = 100_000
 

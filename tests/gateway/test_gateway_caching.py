@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from gateway.openai.requests import ChatCompletionRequest
 from gateway.openai.responses_body import ResponseRequest
 from springtide.protocol import wire
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 LONG = "The sea is wide, and the tide comes in. " * 20
 SYSTEM = {"role": "system", "content": LONG}
@@ -149,9 +149,7 @@ async def test_a_message_of_the_role_cache_stands_for_the_cached_ones(cluster: C
     async def counted() -> bool:
         return bool((await tenant("GET", f"/v1/caching/{made['id']}"))["meter"]["calls"] == 2)
 
-    async with asyncio.timeout(10):
-        while not await counted():  # noqa: ASYNC110 - it is written down in the background
-            await asyncio.sleep(0.02)
+    await until(counted)
 
 
 async def test_headers_name_the_cache_of_messages_that_are_sent_again(cluster: Cluster, tenant: Tenant) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 
 from gateway.app import GatewayServer
 from springtide.client import NO_RETRIES, AsyncClient, Client, Retries, error_of
@@ -16,6 +16,7 @@ from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2
+from tests.support.waiting import until
 
 TEXT = "Hello, wörld! One two three four."
 MESSAGES = [{"role": "user", "content": "Say it."}]

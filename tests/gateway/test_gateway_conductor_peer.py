@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from gateway_cluster import serving, until
+from gateway_cluster import serving
 
 from gateway import conductor_link
 from gateway.conductor_link import MOST_KEPT, ConductorPeer
@@ -16,6 +16,7 @@ from springtide.ids import AttemptId, GatewayId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.scheduling import Schedule
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from tests.support.waiting import until
 
 GATEWAY = GatewayId("gateway-0")
 REQUEST = Schedule(AttemptId("a.1"), RequestId("a"), GATEWAY, [], 1, 1)

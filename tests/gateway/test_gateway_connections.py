@@ -12,7 +12,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
-from gateway_cluster import until
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
@@ -20,6 +19,7 @@ from starlette.requests import Request
 from gateway import http_server
 from gateway.http_server import MAX_HEADERS, MOST_S, ConnectionPhase, ConnectionTable, HttpServer, bind
 from springtide.process import raise_file_limit
+from tests.support.waiting import until
 
 # ---- the table ----
 

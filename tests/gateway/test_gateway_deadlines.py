@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import grpc
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from gateway_world import assignment, generation, new_core
 from pydantic import BaseModel
 
@@ -25,6 +25,7 @@ from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
 from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
+from tests.support.waiting import until
 
 QUESTION = [{"role": "user", "content": "Say it."}]
 FIRST, SECOND = AttemptId("r0.1"), AttemptId("r0.2")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -33,6 +33,7 @@ from springtide.protocol.sampling import LogitBias
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
+from tests.support.waiting import until
 
 SHAPE = shape_of(inference_pb2.GenerateRequest.DESCRIPTOR)
 TEXT = "Hello, wörld! One two three four."

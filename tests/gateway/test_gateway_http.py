@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from prometheus_client import REGISTRY
 
 from engine.tokenizer.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ from springtide.process import ProcessArguments
 from springtide.protocol.sampling import Grammar
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2
+from tests.support.waiting import until
 
 LIMITS = Limits()
 TEXT = "Hello, wörld! One two three four."

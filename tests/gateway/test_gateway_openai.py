@@ -6,7 +6,7 @@ import json
 
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.exchange import server_sent
@@ -17,6 +17,7 @@ from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.usage import Usage
 from springtide.rpc import conductor_pb2
+from tests.support.waiting import until
 
 TEXT = "Hello, wörld! One two three four."
 QUESTION = [{"role": "user", "content": "Say it."}]

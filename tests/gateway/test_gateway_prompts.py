@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster, Start, until
+from gateway_cluster import MODEL, Cluster, Start
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import prepare
@@ -18,6 +18,7 @@ from gateway.app import GatewayServer
 from springtide.protocol import wire
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2, inference_pb2, inference_pb2_grpc
+from tests.support.waiting import until
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Say wörld 🙂 twice."

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster, Start, until
+from gateway_cluster import MODEL, Cluster, Start
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
@@ -22,6 +22,7 @@ from gateway.openai.responses_store import ResponseStore
 from springtide.errors import Unavailable
 from springtide.process import ProcessArguments
 from springtide.valkey import ValkeyClient
+from tests.support.waiting import until
 
 REPLY = "Hello, wörld! One two three four."
 

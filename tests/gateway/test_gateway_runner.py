@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway_cluster import until
 from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
@@ -15,6 +14,7 @@ from gateway.runner import Runner
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable
 from springtide.protocol.outputs import SampledToken
+from tests.support.waiting import until
 
 
 class BrokenLink:

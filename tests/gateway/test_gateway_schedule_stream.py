@@ -9,12 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from gateway_cluster import serving, until
+from gateway_cluster import serving
 
 from gateway.schedule_stream import ScheduleStream, Unanswered
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
+from tests.support.waiting import until
 
 SOON_S = 10.0
 

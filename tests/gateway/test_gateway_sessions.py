@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from gateway_cluster import until
 
 from gateway import events as ev
 from gateway.sessions import NodeSession
@@ -17,6 +16,7 @@ from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.starts import AbortAttempt, DecodeCommand
 from springtide.rpc import node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
+from tests.support.waiting import until
 
 
 class FailingNode(node_pb2_grpc.DecodeNodeServicer):

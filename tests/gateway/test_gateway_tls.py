@@ -25,6 +25,7 @@ from springtide.process import ProcessArguments
 from springtide.rpc import inference_pb2, inference_pb2_grpc
 from springtide.tls import Tls, TlsFiles
 from tests.support.certificates import Authority
+from tests.support.waiting import until
 
 SETTINGS = ("server.tls_certificate", "server.tls_key", "server.tls_client_ca")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}]}
@@ -82,9 +83,10 @@ async def served_serial(address: str, pki: Pki) -> int:
 
 
 async def until_served(address: str, pki: Pki, serial: int) -> None:
-    async with asyncio.timeout(10):
-        while await served_serial(address, pki) != serial:  # noqa: ASYNC110 - only a handshake tells
-            await asyncio.sleep(0.02)
+    async def served() -> bool:
+        return await served_serial(address, pki) == serial
+
+    await until(served)
 
 
 async def test_http_and_grpc_are_served_to_who_trusts_the_authority(secured: GatewayServer, pki: Pki) -> None:

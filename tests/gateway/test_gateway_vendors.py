@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types
@@ -21,6 +21,7 @@ from springtide.process import ProcessArguments
 from springtide.protocol import wire
 from springtide.protocol.scheduling import Reason, Rejection
 from springtide.rpc import common_pb2 as pb
+from tests.support.waiting import until
 
 SAID = "Hello, wörld! One two three four."
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.deploy.test_deploy_chart_runs import as_prometheus, is_whole, stream
 from tests.support.chart import rendered
 from tests.support.chart_pods import Cluster, cluster_of
 from tests.support.kuberay import made_by_kuberay
+from tests.support.waiting import wait_until
 
 pytest.importorskip("ray")
 
@@ -66,16 +66,9 @@ def engines(cluster: Cluster, pod: str) -> dict[str, int]:
     return dict(json.loads(ended.stdout))
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, f"waited for {what}"
-        time.sleep(1.0)
-
-
 def test_a_request_is_served_by_nodes_that_ray_has_placed(cluster: Cluster) -> None:
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
-    wait_until(lambda: ready(cluster) == ["decode", "decode", "prefill"], "all nodes to be there")
+    wait_until(lambda: ready(cluster) == ["decode", "decode", "prefill"], "all nodes to be there", PATIENCE_S, poll_s=1.0)
     assert [len(engines(cluster, pod)) for pod in ("head-0", "prefill-0", "decode-0", "decode-1")] == [0, 1, 1, 1]
 
 
@@ -101,7 +94,7 @@ def test_a_pod_of_a_pool_goes_without_a_stream_being_lost_and_another_takes_its_
         assert is_whole([first, *rest.result()])
     cluster.start("decode-2")
     assert len(engines(cluster, "decode-2")) == 1
-    wait_until(lambda: ready(cluster) == ["decode", "decode", "prefill"], "the node to be there again")
+    wait_until(lambda: ready(cluster) == ["decode", "decode", "prefill"], "the node to be there again", PATIENCE_S, poll_s=1.0)
 
 
 def test_the_heads_pod_goes_while_a_stream_goes_on_and_another_finds_the_nodes_as_they_are(cluster: Cluster) -> None:
@@ -115,7 +108,9 @@ def test_the_heads_pod_goes_while_a_stream_goes_on_and_another_finds_the_nodes_a
         cluster.start("head-1")
         assert is_whole([first, *rest.result()])
     log = cluster.pods["head-1"].containers["ray"].log
-    wait_until(lambda: len(re.findall(r"placer \S+ is serving at ", log.read_text())) >= 3, "another Ray to have the nodes")
+    wait_until(
+        lambda: len(re.findall(r"placer \S+ is serving at ", log.read_text())) >= 3, "another Ray to have the nodes", PATIENCE_S, poll_s=1.0
+    )
     assert " is placing" not in log.read_text()
     assert [engines(cluster, pod) for pod in pods] == before
     assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.netns import Plugged, Switch, Unavailable
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="wants root, for namespaces"), pytest.mark.timeout(60)]
 
@@ -42,9 +43,7 @@ def far() -> Iterator[Plugged]:
         pytest.skip(str(why))
     listening = subprocess.Popen([*network.prefix, sys.executable, "-c", TAKING])
     try:
-        deadline = time.monotonic() + 10
-        while not reached(network):
-            assert time.monotonic() < deadline, "nobody listens"
+        wait_until(lambda: reached(network), "somebody to listen")
         yield network
     finally:
         listening.kill()
@@ -85,6 +84,4 @@ def test_nothing_comes_through_until_it_is_mended(far: Plugged, how: str) -> Non
     getattr(far, how)()
     assert not reached(far)
     far.mend()
-    deadline = time.monotonic() + 10
-    while not reached(far):
-        assert time.monotonic() < deadline, "it is not mended"
+    wait_until(lambda: reached(far), "it to be mended")

@@ -26,6 +26,7 @@ from springtide.protocol.storage import EngineHello, Notice
 from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
+from tests.support.waiting import until
 
 ROOT = namespace_root("a model", "bfloat16", 8)
 MODEL = ModelInfo(
@@ -40,14 +41,6 @@ WAIT_S = float(os.environ.get("TEST_WAIT_S", "20"))
 def keys_of(*labels: int) -> list[BlockKey]:
     """A chain of keys: the same labels, the same keys."""
     return block_keys(ROOT, labels, 1)
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Waits for a condition that other tasks or processes bring about."""
-    async with asyncio.timeout(WAIT_S):
-        while not (result := condition()):  # noqa: ASYNC110 (nothing signals what another process does)
-            await asyncio.sleep(0.005)
-        return result
 
 
 class StoreProcess:
@@ -207,10 +200,12 @@ class Engine:
         return await self.stub.Stat(pb.StatRequest(), timeout=WAIT_S)
 
     async def stat_until(self, condition: Callable[[pb.StatReply], bool]) -> pb.StatReply:
-        async with asyncio.timeout(WAIT_S):
-            while not condition(stat := await self.stat()):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            return stat
+        async def reached() -> pb.StatReply | None:
+            return stat if condition(stat := await self.stat()) else None
+
+        stat = await until(reached)
+        assert stat is not None
+        return stat
 
     async def close(self) -> None:
         await self._channel.close(None)

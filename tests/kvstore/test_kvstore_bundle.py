@@ -13,7 +13,7 @@ import pytest
 from bundle_support import bundled, options, whole
 from hypothesis import given
 from hypothesis import strategies as st
-from kvstore_support import SPEC, WAIT_S, Engine, contents, keys_of, until
+from kvstore_support import SPEC, WAIT_S, Engine, contents, keys_of
 
 from kvstore.core.stripes import Stripe, cut
 from kvstore.link import StoreLink, attach_arena, engine_identity
@@ -27,6 +27,7 @@ from springtide.protocol.layer_stores import JoinBundle
 from springtide.protocol.outputs import AttemptFailed, FailureCode
 from springtide.protocol.storage import Acquire, Acquired, EngineHello, Notice
 from springtide.rpc import store_pb2 as pb
+from tests.support.waiting import until
 
 
 @pytest.fixture

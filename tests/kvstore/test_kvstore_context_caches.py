@@ -45,6 +45,7 @@ from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import store_pb2 as pb
 from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 BLOCK_TOKENS = SPEC.block_tokens
 WAIT_S = 30.0
@@ -178,17 +179,14 @@ async def world(valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.Monkey
         yield World(tmp_path, valkey.connection_url, stack)
 
 
-async def until(desk: Desk, cache: ContextCache, holds: Callable[[ContextCache], object]) -> ContextCache:
-    async with asyncio.timeout(WAIT_S):
-        while not holds(cache := await desk.get(Caller(cache.tenant), cache.cache_id)):  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.02)
-    return cache
+async def until_kept(desk: Desk, cache: ContextCache, holds: Callable[[ContextCache], object]) -> ContextCache:
+    async def found() -> ContextCache | None:
+        there = await desk.get(Caller(cache.tenant), cache.cache_id)
+        return there if holds(there) else None
 
-
-async def comes_to(question: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await question():  # noqa: ASYNC110 - the same
-            await asyncio.sleep(0.02)
+    kept = await until(found)
+    assert kept is not None
+    return kept
 
 
 def ready(cache: ContextCache) -> bool:
@@ -202,7 +200,7 @@ async def test_one_is_pending_then_ready_and_pinned(world: World) -> None:
     cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
     assert cache.kept.status is Status.PENDING
     world.recital.gate.set()
-    cache = await until(desk, cache, ready)
+    cache = await until_kept(desk, cache, ready)
     assert (cache.tokens, cache.blocks) == (69, 8)
     pin = (await world.pins("node-0"))[cache.pin_id]
     assert (pin.kind, pin.blocks, pin.tenant) == (pb.PIN_KIND_HARD, 8, "ann")
@@ -215,11 +213,11 @@ async def test_a_store_that_dies_is_replaced_from_the_other(world: World) -> Non
     await world.start("node-0", "node-1", "node-2")
     desk = (await world.front_end()).desk
     cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), replicas=2))
-    cache = await until(desk, cache, lambda cache: len(cache.kept.held) == 2)
+    cache = await until_kept(desk, cache, lambda cache: len(cache.kept.held) == 2)
     lost = next(iter(cache.kept.held))
     world.recital.at = next(node for node in world.processes if node not in cache.kept.held)
     await world.kill(lost)
-    cache = await until(desk, cache, lambda cache: len(cache.kept.held) == 2 and lost not in cache.kept.held)
+    cache = await until_kept(desk, cache, lambda cache: len(cache.kept.held) == 2 and lost not in cache.kept.held)
     assert world.recital.computed == 1, "it was copied"
     assert all([cache.pin_id in await world.pins(node) for node in cache.kept.held])
 
@@ -227,12 +225,12 @@ async def test_a_store_that_dies_is_replaced_from_the_other(world: World) -> Non
 async def test_when_nobody_holds_it_it_is_pending_and_computed_anew(world: World) -> None:
     await world.start("node-0", "node-1")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     world.recital.gate, world.recital.at = asyncio.Event(), NodeId("node-1")
     await world.kill("node-0")
-    await until(desk, cache, lambda cache: cache.kept.status is Status.PENDING)
+    await until_kept(desk, cache, lambda cache: cache.kept.status is Status.PENDING)
     world.recital.gate.set()
-    cache = await until(desk, cache, ready)
+    cache = await until_kept(desk, cache, ready)
     assert set(cache.kept.held) == {NodeId("node-1")} and world.recital.computed == 2
 
 
@@ -241,12 +239,12 @@ async def test_what_a_request_has_computed_meanwhile_is_pinned_without_waiting_f
     front_end = await world.front_end()
     world.recital.gate = asyncio.Event()
     cache = await front_end.desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
-    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    await until(lambda: world.recital.computed == 1)
     front_end.desk.found("bob", cache.cache_id, NodeId("node-0"))
     tokens = render(talk("You are helpful. " * 4))
     await world.recital.engines[NodeId("node-0")].cache(tenants_keys("ann", tokens), tenant="ann")
     front_end.desk.found("ann", cache.cache_id, NodeId("node-0"))
-    await until(front_end.desk, cache, ready)
+    await until_kept(front_end.desk, cache, ready)
     assert not world.recital.gate.is_set()
 
 
@@ -255,14 +253,14 @@ async def test_pins_are_renewed_however_many_tenants_caches_wait_to_be_computed(
     monkeypatch.setattr(looks, "LOOK_EVERY_S", 0.2)
     await world.start("node-0", num_slots=128)
     desk = (await world.front_end()).desk
-    held = await until(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
+    held = await until_kept(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
     world.recital.gate = asyncio.Event()
     for number in range(5):
         for caller in (ANN, Caller("cid")):
             await desk.create(caller, "m", Draft(talk(f"{number} is a context. " * 2)))
-    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 5))
+    await until(lambda: world.recital.computed == 5)
     await world.recital.engines[NodeId("node-0")].stub.Unpin(pb.UnpinRequest(pin_id=held.pin_id))
-    await comes_to(lambda: _pinned(world, held))
+    await until(lambda: _pinned(world, held))
 
 
 async def test_what_cannot_be_computed_just_now_holds_up_no_other_tenant(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,12 +269,12 @@ async def test_what_cannot_be_computed_just_now_holds_up_no_other_tenant(world: 
     desk = (await world.front_end()).desk
     world.recital.gate, world.recital.held_up = asyncio.Event(), "ann"
     waiting = [await desk.create(ANN, "m", Draft(talk(f"{number} is a context. " * 2))) for number in range(12)]
-    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 2))
-    await until(desk, await desk.create(BOB, "m", Draft(talk("You are brief. " * 4))), ready)
+    await until(lambda: world.recital.computed == 2)
+    await until_kept(desk, await desk.create(BOB, "m", Draft(talk("You are brief. " * 4))), ready)
     assert world.recital.computed == 3
     world.recital.gate.set()
     for cache in waiting:
-        await until(desk, cache, ready)
+        await until_kept(desk, cache, ready)
 
 
 async def _pinned(world: World, cache: ContextCache) -> bool:
@@ -289,12 +287,12 @@ async def test_what_is_deleted_is_not_computed_to_its_end(world: World, monkeypa
     desk = (await world.front_end()).desk
     world.recital.gate = asyncio.Event()
     cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
-    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    await until(lambda: world.recital.computed == 1)
     await desk.delete(ANN, cache.cache_id)
-    await comes_to(lambda: asyncio.sleep(0, world.recital.given_up == 1))
+    await until(lambda: world.recital.given_up == 1)
     ending = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0))
-    await comes_to(lambda: asyncio.sleep(0, world.recital.given_up == 2))
-    await until(desk, ending, lambda cache: cache.kept.status is Status.INACTIVE)
+    await until(lambda: world.recital.given_up == 2)
+    await until_kept(desk, ending, lambda cache: cache.kept.status is Status.INACTIVE)
 
 
 async def test_what_waits_for_idle_capacity_says_so_and_goes_on_waiting(world: World) -> None:
@@ -302,10 +300,10 @@ async def test_what_waits_for_idle_capacity_says_so_and_goes_on_waiting(world: W
     desk = (await world.front_end()).desk
     world.recital.failure = Unavailable("nothing more has been computed for 60 s", code="no_progress")
     cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
-    cache = await until(desk, cache, lambda cache: cache.kept.error)
+    cache = await until_kept(desk, cache, lambda cache: cache.kept.error)
     assert cache.kept.status is Status.PENDING and "idle capacity" in cache.kept.error
     world.recital.failure = None
-    cache = await until(desk, cache, ready)
+    cache = await until_kept(desk, cache, ready)
     assert not cache.kept.error
 
 
@@ -315,7 +313,7 @@ async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypa
     world.recital.gate = asyncio.Event()
     first = await world.front_end()
     cache = await first.desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
-    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    await until(lambda: world.recital.computed == 1)
     # As if killed: it neither goes on nor gives anything back.
     for task in [*first.keeper._looks, first.keeper._task]:
         assert task is not None
@@ -323,18 +321,18 @@ async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypa
     first.keeper._looks.clear()
     second = await world.front_end()
     world.recital.gate.set()
-    await until(second.desk, cache, ready)
+    await until_kept(second.desk, cache, ready)
 
 
 async def test_its_end_unpins_it_and_an_extension_revives_it(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0)), ready)
-    cache = await until(desk, cache, lambda cache: cache.kept.status is Status.INACTIVE)
-    await comes_to(lambda: _not(world.pins("node-0")))
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0)), ready)
+    cache = await until_kept(desk, cache, lambda cache: cache.kept.status is Status.INACTIVE)
+    await until(lambda: _not(world.pins("node-0")))
     revived = await desk.update(ANN, cache.cache_id, ttl_s=60.0)
     assert revived.kept.status is Status.PENDING
-    await until(desk, cache, ready)
+    await until_kept(desk, cache, ready)
     assert cache.pin_id in await world.pins("node-0")
 
 
@@ -346,7 +344,7 @@ async def test_a_flood_does_not_push_it_out(world: World) -> None:
     await world.start("node-0", num_slots=32)
     desk = (await world.front_end()).desk
     caches = [
-        await until(desk, await desk.create(ANN, "m", Draft(talk(f"{strength} context. " * 5), strength=strength)), ready)
+        await until_kept(desk, await desk.create(ANN, "m", Draft(talk(f"{strength} context. " * 5), strength=strength)), ready)
         for strength in Strength
     ]
     engine = world.recital.engines[NodeId("node-0")]
@@ -358,7 +356,7 @@ async def test_a_flood_does_not_push_it_out(world: World) -> None:
 async def test_tenants_know_nothing_of_each_other(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     await desk.tag(ANN, "mine", cache.cache_id)
     for question in (
         desk.get(BOB, cache.cache_id),
@@ -374,7 +372,7 @@ async def test_tenants_know_nothing_of_each_other(world: World) -> None:
             await question
     assert await desk.page(BOB) == ([], False) and await desk.tags("bob") == ([], False)
     assert not set(tenants_keys("ann", [1] * 64)) & set(tenants_keys("bob", [1] * 64)), "nor do their blocks match"
-    same = await until(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
+    same = await until_kept(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
     assert world.recital.computed == 2 and (await desk.meter(same)).creation_tokens == 69, "the same text is computed for each"
 
 
@@ -446,7 +444,7 @@ async def test_a_tenant_has_so_many_caches_of_which_those_that_have_ended_make_r
     front_end = await world.front_end()
     desk, draft = front_end.desk, Draft(talk("You are helpful. " * 4))
     ended = await desk.create(ANN, "m", replace(draft, ttl_s=0.5))
-    await until(desk, ended, lambda cache: cache.kept.status is Status.INACTIVE)
+    await until_kept(desk, ended, lambda cache: cache.kept.status is Status.INACTIVE)
     others = [await desk.create(ANN, "m", draft) for _ in range(2)]
     assert len((await desk.page(ANN))[0]) == 3
     others.append(await desk.create(ANN, "m", draft))
@@ -483,7 +481,7 @@ async def test_of_what_is_deleted_nothing_is_left(world: World) -> None:
     await world.start("node-0")
     front_end = await world.front_end()
     desk = front_end.desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     await desk.tag(ANN, "mine", cache.cache_id)
     await desk.untag("ann", "mine")
     await desk.delete(ANN, cache.cache_id)
@@ -492,7 +490,7 @@ async def test_of_what_is_deleted_nothing_is_left(world: World) -> None:
     async def gone() -> bool:
         return not await front_end.client.keys("*ann*")
 
-    await comes_to(gone)
+    await until(gone)
 
 
 async def test_a_tenant_has_so_many_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +537,7 @@ async def test_a_request_that_begins_with_it_calls_its_tools_as_it_says(world: W
 async def test_a_request_begins_with_it_and_is_counted(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     asked = Message(Speaker.USER, "Hello?")
     begun, use = await desk.begin_with("ann", cache.cache_id, Conversation((asked,)))
     assert begun.messages == (*talk("You are helpful. " * 4).messages, asked)
@@ -553,18 +551,18 @@ async def test_a_request_begins_with_it_and_is_counted(world: World) -> None:
         meter = await desk.meter(cache)
         return (meter.calls, meter.saved_tokens) == (3, 128)
 
-    await comes_to(counted)
+    await until(counted)
 
 
 async def test_a_miss_is_looked_after(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), strength=Strength.SOFT)), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), strength=Strength.SOFT)), ready)
     engine = world.recital.engines[NodeId("node-0")]
     await engine.stub.Unpin(pb.UnpinRequest(pin_id=cache.pin_id))
     await engine.stub.Evict(pb.EvictRequest(all=True))
     assert desk.used(Use(cache, Status.READY), cached_tokens=0) == MissReason.NOT_HELD
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     assert world.recital.computed == 2
 
 
@@ -580,12 +578,12 @@ async def test_a_pin_moves_to_where_its_cache_is_used(world: World) -> None:
     await world.start("node-0", "node-1")
     front_end = await world.front_end()
     desk = front_end.desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     await world.recital.engines[NodeId("node-1")].cache(tenants_keys("ann", render(talk("You are helpful. " * 4))), tenant="ann")
     for _ in range(5):
         await use_at(desk, cache, "node-1")
     await front_end.catalogue.wake("ann", cache.cache_id, time.time())
-    cache = await until(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
+    cache = await until_kept(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
     assert cache.pin_id in await world.pins("node-1") and not await world.pins("node-0")
     assert world.recital.computed == 1
 
@@ -594,7 +592,7 @@ async def test_uses_where_there_is_no_copy_any_more_are_forgotten(world: World) 
     await world.start("node-0", "node-1")
     front_end = await world.front_end()
     desk = front_end.desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     (held,) = cache.kept.held
     other = next(node for node in world.processes if node != held)
     await use_at(desk, cache, held)
@@ -605,18 +603,18 @@ async def test_uses_where_there_is_no_copy_any_more_are_forgotten(world: World) 
     async def forgotten() -> bool:
         return await front_end.catalogue.uses("ann", cache.cache_id) == {held: 1}
 
-    await comes_to(forgotten)
+    await until(forgotten)
     assert cache.pin_id in await world.pins(held) and not await world.pins(other)
 
 
 async def test_a_cache_whose_pinned_store_dies_is_ready_where_it_has_been_used(world: World) -> None:
     await world.start("node-0", "node-1")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     await world.recital.engines[NodeId("node-1")].cache(tenants_keys("ann", render(talk("You are helpful. " * 4))), tenant="ann")
     await use_at(desk, cache, "node-1")
     await world.kill("node-0")
-    await until(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
+    await until_kept(desk, cache, lambda cache: set(cache.kept.held) == {NodeId("node-1")})
     assert world.recital.computed == 1
 
 
@@ -638,7 +636,7 @@ async def test_a_marks_pin_follows_its_use(world: World) -> None:
     for node in world.processes:
         await world.recital.engines[node].cache(keys, tenant="ann")
     desk.mark("ann", keys, 60.0, NodeId("node-0"))
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     await asyncio.gather(*desk._tasks)
     for _ in range(6):
         desk.mark("ann", keys, 60.0, NodeId("node-1"))
@@ -647,7 +645,7 @@ async def test_a_marks_pin_follows_its_use(world: World) -> None:
     async def moved() -> bool:
         return bool(await world.pins("node-1")) and not await world.pins("node-0")
 
-    await comes_to(moved)
+    await until(moved)
 
 
 async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: World) -> None:
@@ -656,13 +654,13 @@ async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: 
     engine, keys = world.recital.engines[NodeId("node-0")], tenants_keys("ann", range(64))
     await engine.cache(keys, tenant="ann")
     front_end.desk.mark("ann", keys[:4], 60.0, NodeId("node-0"))
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     front_end.desk.mark("ann", keys, 60.0, NodeId("node-0"))
 
     async def kept() -> bool:
         return [(pin.blocks, pin.kind) for pin in (await world.pins("node-0")).values()] == [(8, pb.PIN_KIND_SOFT)]
 
-    await comes_to(kept)
+    await until(kept)
     assert await front_end.desk.page(ANN) == ([], False), "they are nobody's caches"
     with pytest.raises(NoSuchCache):
         await front_end.desk.get(ANN, f"mark-{keys[-1].hex()}")
@@ -721,7 +719,7 @@ async def test_a_conversation_that_has_gone_on_is_new_from_where_it_was_marked(m
 async def test_what_was_marked_and_is_lost_is_not_held_until_its_time_is_over(marking: Marking, world: World) -> None:
     assert await marking.missed(range(70), 64, found=0) == "new"
     engine, mark_id = world.recital.engines[NodeId("node-0")], f"mark-{tenants_keys('ann', range(64))[-1].hex()}"
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     await engine.stub.Unpin(pb.UnpinRequest(pin_id=f"context-cache:{mark_id}"))
     await engine.stub.Evict(pb.EvictRequest(all=True))
 
@@ -730,7 +728,7 @@ async def test_what_was_marked_and_is_lost_is_not_held_until_its_time_is_over(ma
         mark = await marking.catalogue.get("ann", mark_id)
         return mark is not None and mark.kept.status is Status.INACTIVE
 
-    await comes_to(seen)
+    await until(seen)
     assert await marking.missed(range(70), 64, found=0) == "not_held"
 
 
@@ -757,7 +755,7 @@ async def test_marks_count_for_the_key_that_marked_last(world: World) -> None:
         return sorted(pin.blocks for pin in (await world.pins("node-0")).values())
 
     desk.mark("ann", keys[:4], 60.0, NodeId("node-0"), "small")
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     desk.mark("ann", keys, 60.0, NodeId("node-0"), "small")
     await asyncio.gather(*desk._tasks)
     assert await blocks() == [4], "64 tokens are more than its 40"
@@ -766,7 +764,7 @@ async def test_marks_count_for_the_key_that_marked_last(world: World) -> None:
     async def kept() -> bool:
         return await blocks() == [8]
 
-    await comes_to(kept)
+    await until(kept)
 
 
 async def test_a_mark_beyond_the_budget_changes_nothing_and_within_it_counts_in_the_place_of_what_it_covers(world: World) -> None:
@@ -776,14 +774,14 @@ async def test_a_mark_beyond_the_budget_changes_nothing_and_within_it_counts_in_
     await engine.cache(keys, tenant="ann")
     small, large = (front_end.new_desk(budget) for budget in (60, 70))
     small.mark("ann", keys[:4], 60.0, NodeId("node-0"))
-    await comes_to(lambda: world.pins("node-0"))
+    await until(lambda: world.pins("node-0"))
     small.mark("ann", keys, 60.0, NodeId("node-0"))
     await asyncio.gather(*small._tasks)
     assert await _blocks(world, [4])
     assert await front_end.catalogue.get("ann", f"mark-{keys[3].hex()}") is not None
 
     large.mark("ann", keys, 60.0, NodeId("node-0"))
-    await comes_to(lambda: _blocks(world, [8]))
+    await until(lambda: _blocks(world, [8]))
 
 
 async def _blocks(world: World, blocks: list[int]) -> bool:

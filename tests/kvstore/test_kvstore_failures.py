@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from kvstore_cluster import EngineSide, cached_contents
-from kvstore_support import SPEC, WAIT_S, StoreProcess, keys_of, until
+from kvstore_support import SPEC, WAIT_S, StoreProcess, keys_of
 
 from messenger.base import Endpoint
 from springtide.errors import PeerLost
@@ -23,6 +23,7 @@ from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 from tests.support.netns import Namespace, Unavailable
 from tests.support.tally import Ended, Tally
+from tests.support.waiting import until
 
 NUM_BLOCKS, NUM_SLOTS, WORKERS = 6, 64, 2
 _numbers = itertools.count(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvstore_cluster import Site
-from kvstore_support import SPEC, until
+from kvstore_support import SPEC
 
 from kvstore.server.transfer.hand_over import HandOverWriter
 from prefill_node.core.layer_stream import LayerGroups
@@ -19,6 +19,7 @@ from springtide.protocol.outputs import FailureCode
 from springtide.rpc import store_pb2 as pb
 from tests.support.inproc_transport import InprocHub
 from tests.support.transport_faults import FaultPlan, TransferFault
+from tests.support.waiting import until
 
 NUM_CHUNKS, CHUNK_BLOCKS = 8, 8
 NUM_BLOCKS = NUM_CHUNKS * CHUNK_BLOCKS

@@ -9,12 +9,13 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from kvstore_support import SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
+from kvstore_support import SPEC, WAIT_S, Engine, Starter, contents, keys_of
 
 from springtide.blocks import block_keys, namespace_root
 from springtide.protocol.outputs import FailureCode
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from tests.support.waiting import until
 
 PROMPT = keys_of(1, 2, 3, 4)
 BRANCH = keys_of(1, 2, 5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvstore_cluster import ControlProxy
-from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
+from kvstore_support import SPEC, WAIT_S, contents, keys_of
 
 from kvstore.server.shared.context import StoreOptions
 from kvstore.server.shared.hedging import Hedging
@@ -26,6 +26,7 @@ from springtide.ids import AttemptId, BlockKey, NodeId, new_id
 from springtide.protocol.scheduling import PrefixSource
 from tests.support.faulty_transport import FaultyConnection
 from tests.support.transport_faults import FaultPlan, TransferFault
+from tests.support.waiting import until
 
 NUM_SLOTS = 700
 NUM_BLOCKS = 600

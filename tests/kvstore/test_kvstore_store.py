@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
+from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of
 
 from kvstore.link import FetchBoard
 from messenger.base import Endpoint, TransferTimeout
@@ -24,6 +24,7 @@ from springtide.protocol import storage
 from springtide.protocol.outputs import FailureCode
 from springtide.rpc import store_pb2 as pb
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 
 def all_layers(attempt_id: str, blocks: range) -> pb.Push:
@@ -379,10 +380,7 @@ async def test_a_store_announces_how_it_is_reached_and_withdraws(start: Starter)
         membership = Membership(url, "springtide", 5.0)
         try:
             store, engine = await start("prefill-0", redis_url=url)
-            async with asyncio.timeout(WAIT_S):
-                while not (members := await membership.members()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            (member,) = members
+            (member,) = await until(membership.members) or ()
             assert (member.role, member.node_id, member.address) == ("store", "prefill-0", engine.link.address)
             assert member.incarnation == engine.link.incarnation
             assert set(Endpoint.from_json(member.details["endpoint"]).addresses) == {"shm", "tcp"}

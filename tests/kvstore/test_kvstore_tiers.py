@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
+from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of
 from prometheus_client import REGISTRY
 from ssd_support import flip
 
@@ -28,6 +28,7 @@ from springtide.ids import BlockKey, NodeId
 from springtide.protocol.outputs import AttemptFailed, FailureCode
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from tests.support.waiting import until
 
 CHAIN = 4
 NUM_SLOTS = 32

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from messenger.options import RdmaOptions, TcpOptions
 from messenger.registry import TransportOptions, TransportSite, make_transport
 from messenger.router import host_id
 from springtide.ids import new_incarnation
+from tests.support import waiting
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.inproc_transport import InprocHub, InprocTransport
 from tests.support.transport_faults import FaultPlan
@@ -201,11 +203,8 @@ class PeerProcess:
             await self._process.wait()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns once `condition` holds; everything else goes on meanwhile."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in memory and in other processes)
-            await asyncio.sleep(0)
+until = partial(waiting.until, within_s=TIMEOUT_S, poll_s=0)
+"""What it waits for may be so for a moment alone."""
 
 
 def open_files() -> dict[str, str]:

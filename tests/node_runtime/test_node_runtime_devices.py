@@ -22,8 +22,9 @@ from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from tests.support.engine_nodes import DirectEngine, EngineNodes, until
+from tests.support.engine_nodes import DirectEngine, EngineNodes
 from tests.support.models import make_tiny_llama
+from tests.support.waiting import until
 
 PAGES = 60
 CARDS = 64

@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from math import inf
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from node_runtime import model_thread
 from node_runtime.model_thread import Watchdog
 from tests.support.engine_nodes import WAIT_S
+from tests.support.waiting import wait_until
 
 
 def test_only_what_is_seen_again_and_again_goes_on() -> None:
@@ -35,15 +35,9 @@ def test_work_that_takes_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch) 
 def test_work_stalls_before_it_hangs_and_no_longer_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_thread, "LOOK_EVERY_S", 0.01)
 
-    def until_stalled() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not dog.stalled:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-
     dog = Watchdog(lambda: pytest.fail("it does not hang"))
     with dog.during("slow work", inf, 0.05):
-        until_stalled()
+        wait_until(lambda: dog.stalled, "it to stall", WAIT_S)
         assert "slow work" in dog.stalled
     assert not dog.stalled
     dog.close()

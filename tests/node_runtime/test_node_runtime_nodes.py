@@ -31,10 +31,11 @@ from springtide.protocol import storage, wire
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import node_pb2
-from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
+from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
 from tests.support.transport_faults import FaultPlan, TransferFault
+from tests.support.waiting import until
 
 BLOCK_TOKENS = 16
 KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 16 << 10}

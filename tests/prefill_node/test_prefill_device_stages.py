@@ -19,9 +19,10 @@ from prefill_node.stage.ring import Arrival, Ring, RingShape, shared_on
 from springtide.protocol.sampling import SamplingParams
 from tests.prefill_node.test_prefill_group import KV, LENGTHS, lose_blocks, prompt, running_stages
 from tests.support import cpu_as_device
-from tests.support.engine_nodes import EngineNodes, until
+from tests.support.engine_nodes import EngineNodes
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference
+from tests.support.waiting import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 SHAPE = RingShape(depth=3, rows=5, hidden=7, dtype=torch.bfloat16)

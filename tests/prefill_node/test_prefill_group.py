@@ -51,11 +51,12 @@ from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.stages import JoinGroup, LoadLayers
 from springtide.protocol.wire import LOAD_LAYERS, STAGE_ORDER
 from springtide.rpc import node_pb2, stage_pb2
-from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
+from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference
 from tests.support.transport_faults import FaultPlan, TransferFault
+from tests.support.waiting import until
 
 BLOCK_TOKENS = 16
 KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 4 << 10}
@@ -426,9 +427,7 @@ async def test_a_stage_lets_go_of_the_arena_though_its_call_is_cancelled_while_i
     computed.set()
     with pytest.raises(asyncio.CancelledError):
         await call
-    async with asyncio.timeout(WAIT_S):
-        while not await attachments.has_let_go(engine):  # noqa: ASYNC110 - the kernel tells the server alone
-            await asyncio.sleep(0.005)
+    await until(lambda: attachments.has_let_go(engine))
     await server.close()
     memory.close()
     await stage.close()

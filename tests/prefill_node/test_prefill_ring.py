@@ -10,7 +10,7 @@ import torch
 
 from prefill_node.stage.ring import Arrival, Ring, RingShape, shared_on
 from springtide.errors import PeerLost
-from tests.support.engine_nodes import until
+from tests.support.waiting import until
 
 SHAPE = RingShape(depth=2, rows=5, hidden=7, dtype=torch.bfloat16)
 

@@ -17,11 +17,12 @@ from springtide.ids import AttemptId
 from springtide.protocol.outputs import Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import HandedOver
-from tests.support.engine_nodes import EngineNodes, until
+from tests.support.engine_nodes import EngineNodes
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
 from tests.support.node_core import make_request
 from tests.support.transport_faults import FaultPlan, TransferFault
+from tests.support.waiting import until
 
 LOGGER = "prefill_node.server.transfers"
 FETCH = re.compile(r"fetch (\S+) ms, (\S+) ms waited for, (\d+)% hidden")

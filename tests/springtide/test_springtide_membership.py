@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import MAX_RECORD_BYTES, Member, Membership, read_record, write_record
 from tests.support.valkey import new_valkey, resettable
+from tests.support.waiting import until
 
 OURS = Credentials(b"the secret of this cluster", "springtide")
 THEIRS = Credentials(b"the secret of another one", "springtide")
@@ -200,9 +201,7 @@ def test_a_member_whose_connection_is_reset_goes_on_renewing(run) -> None:
                         assert reset() > 0
                         with redis.Redis.from_url(valkey.connection_url) as forgetful:
                             forgetful.flushall()
-                        async with asyncio.timeout(10):
-                            while not await others.members():  # noqa: ASYNC110 (nothing signals it)
-                                await asyncio.sleep(0.01)
+                        await until(others.members)
                 finally:
                     await ours.close()
                     await others.close()

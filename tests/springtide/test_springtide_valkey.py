@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,8 +27,8 @@ from springtide.membership import Member, Membership
 from springtide.tls import Tls, TlsFiles
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.sentinels import WatchedValkey
+from tests.support.waiting import until
 
-WAIT_S = 30.0
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
 
 
@@ -54,14 +53,12 @@ def server(directory: Path, *options: str, program: str | None = None, port_opti
 
 
 async def until_answered(client: ValkeyClient) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            await client.ping()
-            return
-        except UNREACHABLE:
-            assert time.monotonic() < deadline, "nobody answers"
-            await asyncio.sleep(0.1)
+    async def answers() -> bool:
+        with contextlib.suppress(*UNREACHABLE):
+            return bool(await client.ping())
+        return False
+
+    await until(answers, poll_s=0.1)
 
 
 async def test_sentinels_name_the_master_and_both_have_passwords(tmp_path: Path) -> None:
@@ -102,9 +99,10 @@ async def test_who_is_closed_has_no_connection_with_a_sentinel_either(tmp_path: 
 
 
 async def until_alone(client: ValkeyClient) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while len(await client.client_list()) > 1:
-            await asyncio.sleep(0.1)
+    async def alone() -> bool:
+        return len(await client.client_list()) == 1
+
+    await until(alone)
 
 
 async def test_sentinels_and_the_master_are_spoken_with_by_tls(authority: Authority, tmp_path: Path) -> None:
@@ -136,12 +134,10 @@ async def test_sentinels_and_the_master_are_spoken_with_by_tls(authority: Author
 
 
 async def until_announced(membership: Membership, member: Member) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        if await membership.members() == [member]:
-            return
-        assert time.monotonic() < deadline, "it is not announced anew"
-        await asyncio.sleep(0.1)
+    async def announced() -> bool:
+        return await membership.members() == [member]
+
+    await until(announced)
 
 
 async def test_a_sentinel_that_does_not_answer_is_asked_once_and_then_the_next(tmp_path: Path) -> None:

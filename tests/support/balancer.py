@@ -71,7 +71,7 @@ class Balancer:
             there = await self._connected()
             if there is None:
                 return
-            await joined((reader, writer), there)
+            await splice((reader, writer), there)
 
     async def _connected(self) -> Stream | None:
         self._turn += 1
@@ -90,7 +90,7 @@ def _place(backend: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def joined(near: Stream, far: Stream) -> None:
+async def splice(near: Stream, far: Stream) -> None:
     """Has what comes from one go to the other until either has ended; closes the far one."""
     with contextlib.closing(far[1]):
         pumps = [asyncio.create_task(_pump(near[0], far[1])), asyncio.create_task(_pump(far[0], near[1]))]

@@ -28,7 +28,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
 from tests.support.chart_environment import command_line, contents, quantity, variables
-from tests.support.chart_services import Place, Services
+from tests.support.chart_services import Address, Services
 from tests.support.netns import Plugged, Switch, Unavailable
 from tests.support.waiting import wait_until
 
@@ -194,7 +194,7 @@ class Pod:
             assert most is None or size <= quantity(most), f"{self.name} is evicted for {size} bytes in its volume {volume}"
         return codes
 
-    def places(self, service: Object, port: Object) -> list[Place]:
+    def places(self, service: Object, port: Object) -> list[Address]:
         """Where what is sent to a port of a Service may arrive here."""
         if not self.ready or not service["spec"]["selector"].items() <= self._pods.labels.items():
             return []

@@ -9,15 +9,15 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
-from tests.support.balancer import joined
+from tests.support.balancer import splice
 from tests.support.chart import Object
 from tests.support.netns import Switch
 
-Place = tuple[str, int]
+Address = tuple[str, int]
 
 
 class Services:
-    def __init__(self, switch: Switch, places: Callable[[Object, Object], Sequence[Place]]) -> None:
+    def __init__(self, switch: Switch, places: Callable[[Object, Object], Sequence[Address]]) -> None:
         """`places`: where the pods are that are ready, of a Service and one of its ports."""
         self._switch, self._places = switch, places
         self._addresses: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Services:
                 if places:
                     with contextlib.suppress(OSError):
                         there = await asyncio.open_connection(*places[next(self._turns) % len(places)])
-                        await joined((reader, writer), there)
+                        await splice((reader, writer), there)
 
         return serve
 

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ from springtide.rpc import conductor_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
 from tests.support.environment import own_environment
 from tests.support.ports import ReservedPorts
+from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
@@ -236,12 +236,12 @@ class Cluster:
             return False
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+        def holds() -> bool:
             assert self._process is not None
             assert self._process.poll() is None, f"springtide up ended while waiting for {what}:\n{self.logs()}"
-            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}:\n{self.logs()}"
-            time.sleep(POLL_S)
+            return condition()
+
+        wait_until(holds, what, timeout_s, self.logs, POLL_S)
 
 
 def status_of(members: Sequence[Member], credentials: Credentials) -> ClusterStatus:

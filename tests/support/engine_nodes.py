@@ -33,17 +33,10 @@ from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import channels, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 WAIT_S = 60.0
 EOS = 2
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Waits for a condition that other tasks bring about."""
-    async with asyncio.timeout(WAIT_S):
-        while not (result := condition()):  # noqa: ASYNC110 (nothing signals what another part does)
-            await asyncio.sleep(0.005)
-        return result
 
 
 class EngineNodes:

@@ -7,14 +7,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
 from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
+from tests.support import waiting
 from tests.support.environment import own_environment
 from tests.support.netns import Plugged, Switch, Unavailable
 
@@ -44,14 +44,13 @@ class Host:
         # It does not outlive the tests, however they end.
         command = ["setpriv", "--pdeathsig", "KILL", *self.network.prefix, *own, "sh", "-c", _BOOT.format(name=self.name, hosts=hosts)]
         self._first = subprocess.Popen(command, stderr=subprocess.PIPE)
-        for _ in _until(f"{self.name} to boot"):
-            if self._first.poll() is not None:
-                assert self._first.stderr is not None
-                raise Unavailable(f"no machine can be had: {self._first.stderr.read().decode().strip()}")
-            if self._up():
-                return
+        waiting.wait_until(self._up, f"{self.name} to boot", PATIENCE_S)
 
     def _up(self) -> bool:
+        """Raises Unavailable where it has ended."""
+        assert self._first is not None and self._first.stderr is not None
+        if self._first.poll() is not None:
+            raise Unavailable(f"no machine can be had: {self._first.stderr.read().decode().strip()}")
         try:
             return self._command("hostname", stdout=subprocess.PIPE).communicate(timeout=10)[0].decode().strip() == self.name
         except (psutil.NoSuchProcess, IndexError):
@@ -128,11 +127,13 @@ class Running:
         self._process = self.host.start(self._output, *self._command, *token)
 
     def wait_ready(self) -> None:
-        assert self._process is not None
-        for _ in _until(f"{self.name} to be ready", self.logs):
+        def ready() -> bool:
             if "(ready after" in self.said:
-                return
-            assert self._process.poll() is None, f"{self.name} has ended:\n{self.logs()}"
+                return True
+            assert self._process is not None and self._process.poll() is None, f"{self.name} has ended:\n{self.logs()}"
+            return False
+
+        wait_until(ready, f"{self.name} to be ready", self.logs)
 
     @property
     def said(self) -> str:
@@ -206,19 +207,8 @@ class Hosts:
         self._switch.close()
 
 
-def _until(what: str, more: Callable[[], str] = str) -> Iterator[None]:
-    """Again and again; an AssertionError when it has taken too long."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(POLL_S)
-    raise AssertionError(f"waited {PATIENCE_S:g} s for {what}:\n{more()}")
-
-
 def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
-    for _ in _until(what, more):
-        if condition():
-            return
+    waiting.wait_until(condition, what, PATIENCE_S, more, POLL_S)
 
 
 def with_settings(model: Path, served_name: str, more: Mapping[str, object]) -> list[str]:

