@@ -114,7 +114,9 @@ def up(
 @app.command()
 def node(
     role: Annotated[NodeRole, typer.Argument(help="what this machine is to be for the cluster")],
-    join: Annotated[str, typer.Option(help="HOST:PORT of the cluster's head, as it says at its start")],
+    join: Annotated[
+        str, typer.Option(help="HOST:PORT of the cluster's head, as it says at its start; of several, A,B, the first that answers")
+    ],
     token: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +144,7 @@ def node(
 ) -> None:
     """Have this machine join a running cluster, until SIGTERM or Ctrl-C has it leave."""
     from deploy.local.display import new_display
-    from deploy.local.node import NodeOptions, run_node, stage_place
+    from deploy.local.node import NodeOptions, join_services, run_node, stage_place
 
     settings = {
         "address": address,
@@ -155,7 +157,7 @@ def node(
         "run_dir": run_dir,
     }
     place = stage_place(role, name, group, stage)
-    options = NodeOptions(role, join, token, name, config, {**parse_settings(set_), **_given(settings)}, place)
+    options = NodeOptions(role, join_services(join), token, name, config, {**parse_settings(set_), **_given(settings)}, place)
     raise typer.Exit(run_node(options, new_display(Console(highlight=False)), verbose=verbose))
 
 

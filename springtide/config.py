@@ -520,6 +520,11 @@ class ClusterConfig(Section):
         description="HTTPS port at `address` where nodes join (`springtide node`); 0 takes a free one. Default: 8002, or none where "
         "`address` is this machine's own alone",
     )
+    join_hosts: tuple[str, ...] = Field(
+        (),
+        description="addresses and host names of further machines where nodes join, each with a copy of the authority (`tls.ca_dir`): "
+        "nobody elsewhere is given a certificate for them",
+    )
     valkey_port: int = Field(
         8003, ge=0, le=65535, description="port at `address` where machines that have joined reach the embedded Valkey; 0 takes a free one"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import httpx
@@ -21,6 +22,19 @@ TIMEOUT_S = 10.0
 ANSWER_S = 60.0
 MAX_ANSWER_BYTES = 4 << 20
 _Reply = TypeVar("_Reply", bound=BaseModel)
+_Answer = TypeVar("_Answer")
+
+
+async def first_that_answers(services: Sequence[str], ask: Callable[[str], Awaitable[_Answer]]) -> _Answer:
+    """What the first of the join services (each `host:port`) says that is available. Raises Unavailable where none is; and whatever else
+    the one raises that is."""
+    failed = list[str]()
+    for address in services:
+        try:
+            return await ask(address)
+        except Unavailable as error:
+            failed.append(error.message)
+    raise Unavailable("; ".join(failed))
 
 
 async def discover(address: str, token: Token) -> bytes:

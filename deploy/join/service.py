@@ -46,15 +46,28 @@ _Word = TypeVar("_Word", bound=BaseModel)
 class Head:
     """What the service knows of its cluster."""
 
-    config: ClusterConfig
-    info: ModelInfo
+    told: JoinReply
+    """What a machine is told that is let in, but for its certificates."""
     authority_directory: Path | None
     """Where the authority is that signs; None where certificates are given by somebody else."""
     tls: Tls
     """Of this machine."""
-    redis_url: str
-    """Where machines elsewhere find Valkey."""
-    certified_valkey: bool
+    copied: bool = False
+    """The authority there is a copy, which somebody is to make again when the cluster believes others."""
+
+
+def what_is_told(config: ClusterConfig, info: ModelInfo, redis_url: str, certified_valkey: bool) -> JoinReply:
+    """At the head. `redis_url`: where machines elsewhere find Valkey."""
+    secret = config.cluster_secret
+    return JoinReply(
+        certificate="",
+        authorities="",
+        cluster_secret="" if secret is None else secret.get_secret_value(),
+        settings=shared_settings(config),
+        model_info=asdict(info),
+        redis_url=redis_url,
+        certified_valkey=certified_valkey,
+    )
 
 
 class JoinService:
@@ -79,7 +92,10 @@ class JoinService:
         @app.get("/ca")
         async def authorities() -> Response:
             """Whoever asks has no reason yet to believe the answer, and compares it with the token's fingerprint."""
-            return Response(self._bundle(), media_type="application/x-pem-file")
+            try:
+                return Response(self._bundle(), media_type="application/x-pem-file")
+            except SpringtideError as error:
+                return _refusal(error)
 
         @app.post("/join")
         async def join(request: Request) -> Response:
@@ -104,16 +120,8 @@ class JoinService:
         if head.authority_directory is not None:
             self._check_addresses(asked.request, caller)
         await self._check_name(asked, before)
-        secret = head.config.cluster_secret
-        reply = JoinReply(
-            certificate=self._sign(asked.name, asked.request),
-            authorities=self._bundle().decode(),
-            cluster_secret="" if secret is None else secret.get_secret_value(),
-            settings=shared_settings(head.config),
-            model_info=asdict(head.info),
-            redis_url=head.redis_url,
-            certified_valkey=head.certified_valkey,
-        )
+        certificates = {"certificate": self._sign(asked.name, asked.request), "authorities": self._bundle().decode()}
+        reply = head.told.model_copy(update=certificates)
         by = f"the token {token.token_id}" if before is None else "its certificate from before"
         logger.info("%s node %s has joined with %s", asked.role, asked.name, by)
         return reply
@@ -143,19 +151,21 @@ class JoinService:
         return own
 
     def _check_addresses(self, request: str, caller: str) -> None:
-        """Raises InvalidRequest for the head's names: whoever joins or renews believes who has them, and tells him its token. A node on the
+        """Raises InvalidRequest for a head's names: whoever joins or renews believes who has them, and tells him its token. A node on a
         head's machine has its address."""
         heads = self._heads_names()
         if caller in heads:
             return
         wrong = {each for each in addresses_asked_for(request.encode()) if "*" in each or each.lower().rstrip(".") in heads}
         if wrong:
-            raise InvalidRequest(f"--address: {_listed(wrong)} is the head's own, and not of the machine at {caller}", param="request")
+            raise InvalidRequest(f"--address: {_listed(wrong)} is a head's own, and not of the machine at {caller}", param="request")
 
     def _heads_names(self) -> frozenset[str]:
-        """What the head's certificate calls it, without what every machine calls itself."""
+        """What this machine's certificate calls it, and what others are called where machines join, without what every machine calls
+        itself."""
         own = x509.load_pem_x509_certificates(self._head.tls.files.certificate.read_bytes())[0]
-        return frozenset(each.lower().rstrip(".") for each in addresses_in(own) if not is_loopback(each))
+        names = (*addresses_in(own), *self._head.told.settings["join_hosts"])
+        return frozenset(each.lower().rstrip(".") for each in names if not is_loopback(each))
 
     async def _check_name(self, asked: JoinRequest, before: x509.Certificate | None) -> None:
         """Raises InvalidRequest where it is another machine's. Who had it `before` need not wait until its own record is over: who has it,
@@ -187,20 +197,40 @@ class JoinService:
         except SpringtideError as error:
             if isinstance(error, Unauthenticated):
                 self._warnings.warn("refused %.100s at %s: %s", request.url.path, request.client and request.client.host, error.message)
-            return JSONResponse({"message": error.message, "code": error.code}, status_code=error.http_status)
+            return _refusal(error)
 
     def _authority(self) -> Authority | None:
-        directory = self._head.authority_directory
-        return None if directory is None else Authority.open(directory)
+        """Raises Unavailable where it is a copy of what was before."""
+        head = self._head
+        if head.authority_directory is None:
+            return None
+        authority = Authority.open(head.authority_directory)
+        if head.copied:
+            check_copy(authority, self._believed())
+        return authority
+
+    def _believed(self) -> bytes:
+        authorities = self._head.tls.files.authorities
+        assert authorities is not None, "a cluster that can be joined has authorities"
+        return authorities.read_bytes()
 
     def _bundle(self) -> bytes:
-        authority, given = self._authority(), self._head.tls.files.authorities
-        assert given is not None, "a cluster that can be joined has authorities"
-        return given.read_bytes() if authority is None else authority.bundle
+        authority = self._authority()
+        return self._believed() if authority is None else authority.bundle
 
     def _sign(self, name: str, request: str) -> str:
         authority = self._authority()
         return "" if authority is None else authority.issue(name, request.encode(), machine=True).decode()
+
+
+def _refusal(error: SpringtideError) -> Response:
+    return JSONResponse({"message": error.message, "code": error.code}, status_code=error.http_status)
+
+
+def check_copy(authority: Authority, believed: bytes) -> None:
+    """Raises Unavailable where the cluster believes other authorities than when the copy was made."""
+    if authority.bundle != believed:
+        raise Unavailable(f"tls.ca_dir: {authority.directory} is not what the head's `ca` is now: copy it again")
 
 
 async def _body(request: Request) -> bytes:

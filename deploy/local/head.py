@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.ca.authority import revoked
-from deploy.join.service import Head, JoinService
+from deploy.join.service import Head, JoinService, what_is_told
 from deploy.join.tokens import TokenBook
 from deploy.local.certificates import OwnCertificates
 from deploy.local.plan import VALKEY_SOCKET, embedded_password
@@ -38,20 +38,27 @@ class HeadServices:
     async def run(self) -> None:
         """Serves until it is cancelled. Raises ConfigError where a port is taken."""
         config = self.config
-        tls, credentials = cluster_tls(config.tls), credentials_of(config)
-        assert tls is not None and config.join_port is not None and config.redis_url is not None and config.run_dir is not None
+        tls = cluster_tls(config.tls)
+        assert tls is not None and config.redis_url is not None and config.run_dir is not None
         relayed = f"rediss://:{embedded_password(config)}@{in_url(config.address)}:{config.valkey_port}/0"
         directory = None if self.certificates is None else self.certificates.authority_directory
-        head = Head(config, self.info, directory, tls, relayed if self.embedded_valkey else config.redis_url, self.embedded_valkey)
-        valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
-        membership = Membership.of(config, credentials)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                service = JoinService(head, TokenBook(valkey, config.cluster, credentials), membership)
-                tasks.create_task(service.serve(bind(config.address, config.join_port, "join_port")))
-                if self.embedded_valkey:
-                    relay = ValkeyRelay(Path(config.run_dir, VALKEY_SOCKET), tls, lambda: {} if directory is None else revoked(directory))
-                    tasks.create_task(relay.serve(bind(config.address, config.valkey_port, "valkey_port")))
-        finally:
-            await membership.close()
-            await valkey.aclose()
+        told = what_is_told(config, self.info, relayed if self.embedded_valkey else config.redis_url, self.embedded_valkey)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_joins(config, Head(told, directory, tls)))
+            if self.embedded_valkey:
+                relay = ValkeyRelay(Path(config.run_dir, VALKEY_SOCKET), tls, lambda: {} if directory is None else revoked(directory))
+                tasks.create_task(relay.serve(bind(config.address, config.valkey_port, "valkey_port")))
+
+
+async def serve_joins(config: ClusterConfig, head: Head) -> None:
+    """The join service of a placed configuration, until it is cancelled. Raises ConfigError where its port is taken."""
+    assert config.join_port is not None and config.redis_url is not None
+    credentials = credentials_of(config)
+    valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+    membership = Membership.of(config, credentials)
+    try:
+        service = JoinService(head, TokenBook(valkey, config.cluster, credentials), membership)
+        await service.serve(bind(config.address, config.join_port, "join_port"))
+    finally:
+        await membership.close()
+        await valkey.aclose()

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
-from deploy.ca.authority import new_request
+from deploy.ca.authority import Authority, new_request
 from deploy.ca.identity import Identity
 from deploy.join import client
+from deploy.join.service import Head, check_copy
 from deploy.join.settings import joined_config
 from deploy.join.tokens import Token
 from deploy.join.words import JoinReply, JoinRequest, RenewRequest
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
+from deploy.local.head import serve_joins
 from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, metrics_ports, node_processes, with_threads
 from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.session import Machine, Session, Work, own_run_dir
 from engine.formats.files import describe
 from springtide.capacity import check_memory, memory_bytes
 from springtide.choices import NodeRole
-from springtide.config import ClusterConfig
+from springtide.config import ClusterConfig, in_url
 from springtide.errors import ConfigError, InvalidRequest, SpringtideError, Unauthenticated, Unavailable
 from springtide.modelinfo import ModelInfo
 from springtide.process import stage_id
+from springtide.tls import cluster_tls
 from springtide.valkey import with_certificates
 
 logger = logging.getLogger(__name__)
@@ -72,8 +77,8 @@ def stage_place(role: NodeRole, name: str | None, group: str | None, stage: str 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     role: NodeRole
-    join: str
-    """host:port of the head's join service."""
+    join: tuple[str, ...]
+    """host:port of the head's join service, and of others; the first that answers is asked."""
     token: str | None
     """None: of a machine that has joined before, whose run directory has been kept."""
     name: str | None
@@ -101,7 +106,7 @@ def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: B
     with own_run_dir(f"springtide node {name}", wanted, f"{name}{_LONGEST_SUFFIX}") as run_dir, display:
         identity = Identity(run_dir.path / "tls")
         reply = asyncio.run(_join(options, token, name, address, identity))
-        display.step("join", f"{options.join} has let {name} in, at {address}", done=True)
+        display.step("join", f"{' or '.join(options.join)} has let {name} in, at {address}", done=True)
         machine = _machine(options, name, address, reply, identity, run_dir)
         machine = replace(machine, beside={**machine.beside, **beside(machine.config)})
         return asyncio.run(_run(machine, options.role, name, display, verbose))
@@ -115,6 +120,7 @@ async def _run(machine: Machine, role: NodeRole, name: str, display: Display, ve
         return (
             f"\n{name} is in the cluster {machine.config.cluster!r} as {what.get(role, f'a {role}')}, at {machine.config.address} "
             f"(ready after {took_s:.1f} s; logs in {machine.paths.run_dir / 'logs'}). Ctrl-C or SIGTERM has it leave."
+            f"{f' Machines join at {record.join_address}, too.' if record.join_address else ''}"
         )
 
     return await Session(machine, display, verbose, greeting).run()
@@ -131,10 +137,14 @@ async def _join(options: NodeOptions, token: Token | None, name: str, address: s
                 raise kind(f"{error}. If its certificate from before is not believed any more, this machine needs a --token") from None
             logger.info("the certificate from before is not used: %s", error)
     assert token is not None, "who has neither was told so"
-    authorities = await client.discover(options.join, token)
+    known = token
     key, request = new_request(addresses_of(address))
     asked = JoinRequest(token=str(token), role=options.role, name=name, request=request.decode())
-    return await _let_in(options.join, authorities, asked, key, identity)
+
+    async def ask(service: str) -> JoinReply:
+        return await client.join(service, await client.discover(service, known), asked)
+
+    return await _let_in(options.join, ask, key, identity)
 
 
 async def _come_back(options: NodeOptions, name: str, address: str, identity: Identity) -> JoinReply:
@@ -142,14 +152,15 @@ async def _come_back(options: NodeOptions, name: str, address: str, identity: Id
     key, request = new_request(addresses_of(address))
     certificate, signature = identity.certificate.read_text(), identity.sign(request).hex()
     asked = JoinRequest(role=options.role, name=name, request=request.decode(), certificate=certificate, signature=signature)
-    return await _let_in(options.join, identity.authorities.read_bytes(), asked, key, identity)
+    authorities = identity.authorities.read_bytes()
+    return await _let_in(options.join, lambda service: client.join(service, authorities, asked), key, identity)
 
 
-async def _let_in(join: str, authorities: bytes, asked: JoinRequest, key: bytes, identity: Identity) -> JoinReply:
+async def _let_in(services: Sequence[str], ask: Callable[[str], Awaitable[JoinReply]], key: bytes, identity: Identity) -> JoinReply:
     deadline = asyncio.get_running_loop().time() + NAME_TAKEN_S
     while True:
         try:
-            reply = await client.join(join, authorities, asked)
+            reply = await client.first_that_answers(services, ask)
             break
         except InvalidRequest as error:
             if error.code != "name_taken" or asyncio.get_running_loop().time() > deadline:
@@ -169,13 +180,41 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
     config = joined_config({**reply.settings, **counts}, options.config_file, given)
     if options.stage is None and config.prefill_node.spread_stages:
         raise ConfigError("prefill_node.spread_stages: it is for `--group` and `--stage` to set")
-    config = _resolved(config, role, reply, identity)
+    ca_dir, config = config.tls.ca_dir, _resolved(config, role, reply, identity)
     paths = ClusterPaths(run_dir.path)
     beside: dict[str, Work] = {}
     if reply.certificate:
         beside["renew certificates"] = lambda: _keep_renewed(options.join, identity, addresses_of(address))
+    join_address = ""
+    if ca_dir is not None:
+        head = _further_head(ca_dir, address, config, reply)
+        beside["let machines in"] = lambda: serve_joins(config, head)
+        join_address = f"{in_url(address)}:{config.join_port}"
     processes = node_processes(role, name, config, paths, metrics_ports(config), 0 if options.stage is None else options.stage.number)
-    return Machine(config, _checked_info(config, reply, role), paths, processes, run_dir.temporary, beside, serves_requests=False)
+    return Machine(
+        config,
+        _checked_info(config, reply, role),
+        paths,
+        processes,
+        run_dir.temporary,
+        beside,
+        serves_requests=False,
+        join_address=join_address,
+    )
+
+
+def _further_head(ca_dir: Path, address: str, config: ClusterConfig, reply: JoinReply) -> Head:
+    """What a join service here is to know, by which machines join while the head is away. Raises ConfigError, Unavailable."""
+    if not reply.certificate:
+        raise ConfigError("tls.ca_dir: this cluster is given its certificates, and has no authority that could be copied")
+    if address not in reply.settings["join_hosts"]:
+        raise ConfigError(f"tls.ca_dir: machines are to join at {address}, too: set join_hosts at the head to [{address}]")
+    check_copy(Authority.open(ca_dir), reply.authorities.encode())
+    assert config.join_port is not None, "a cluster that can be joined has a port for it"
+    free_port("join_port", address, config.join_port)
+    tls = cluster_tls(config.tls)
+    assert tls is not None, "who is let in by a certificate has it"
+    return Head(reply.model_copy(update={"certificate": "", "authorities": ""}), ca_dir, tls, copied=True)
 
 
 def _resolved(config: ClusterConfig, role: NodeRole, reply: JoinReply, identity: Identity) -> ClusterConfig:
@@ -216,22 +255,21 @@ def _checked_info(config: ClusterConfig, reply: JoinReply, role: NodeRole) -> Mo
     return here
 
 
-async def _keep_renewed(join: str, identity: Identity, addresses: tuple[str, ...]) -> None:
+async def _keep_renewed(services: Sequence[str], identity: Identity, addresses: tuple[str, ...]) -> None:
     """Goes on for ever: follows the cluster's authorities, and has the certificate replaced in time."""
     said = ""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
             authorities = identity.authorities.read_bytes()
-            believed = await client.believed(join, authorities)
+            believed = await client.first_that_answers(services, partial(client.believed, authorities=authorities))
             said = ""
             if identity.is_there(addresses, believed, datetime.datetime.now(datetime.UTC)):
                 continue
             key, request = new_request(addresses)
             certificate, signature = identity.certificate.read_text(), identity.sign(request).hex()
-            reply = await client.renew(
-                join, authorities, RenewRequest(certificate=certificate, request=request.decode(), signature=signature)
-            )
+            asked = RenewRequest(certificate=certificate, request=request.decode(), signature=signature)
+            reply = await client.first_that_answers(services, partial(client.renew, authorities=authorities, asked=asked))
             identity.install(key, reply.certificate.encode(), reply.authorities.encode())
         except (SpringtideError, OSError, ValueError) as error:
             if str(error) != said:  # once: the head may be away for long
@@ -244,13 +282,30 @@ def _wanted_run_dir(options: NodeOptions) -> Path | None:
     return None if wanted is None else Path(str(wanted))
 
 
-def _address_towards(join: str) -> str:
-    """The address of this machine from which it reaches the head. Raises ConfigError."""
-    host, _, port = join.rpartition(":")
+def join_services(text: str) -> tuple[str, ...]:
+    """The addresses that `--join` names. Raises ConfigError."""
+    services = tuple(each.strip() for each in text.split(","))
+    if not all(services):
+        raise ConfigError(f"--join: {text!r} is no HOST:PORT, nor several with commas between them")
+    return services
+
+
+def _address_towards(services: Sequence[str]) -> str:
+    """The address of this machine from which it reaches the first of them that can be reached. Raises ConfigError."""
+    *others, last = services
+    for service in others:
+        with contextlib.suppress(ConfigError):
+            return _own_address(service)
+    return _own_address(last)
+
+
+def _own_address(service: str) -> str:
+    """Raises ConfigError where this machine has none from which it reaches that."""
+    host, _, port = service.rpartition(":")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # sends nothing
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--join: {join!r} is no HOST:PORT that this machine can reach: {error}") from None
+        raise ConfigError(f"--join: {service!r} is no HOST:PORT that this machine can reach: {error}") from None

@@ -27,7 +27,7 @@ def main() -> NoReturn:
     from springtide.errors import SpringtideError
 
     stage = StagePlace(order.name, order.stage, order.stages) if order.stages > 1 else None
-    options = NodeOptions(order.role, order.join, order.token, None if stage else order.name, None, order.settings, stage)
+    options = NodeOptions(order.role, (order.join,), order.token, None if stage else order.name, None, order.settings, stage)
     code = 1
     try:
         code = run_node(

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import datetime
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,10 +22,12 @@ from deploy.ca.authority import Authority, new_request
 from deploy.ca.identity import Identity, issue_to
 from deploy.join import client
 from deploy.join import service as joining
-from deploy.join.service import Head, JoinService
+from deploy.join.service import Head, JoinService, what_is_told
 from deploy.join.settings import joined_config, shared_settings
 from deploy.join.tokens import Token, TokenBook
 from deploy.join.words import MAX_BODY_BYTES, JoinReply, JoinRequest, RenewRequest
+from deploy.local import node
+from deploy.local.plan import free_port
 from engine.formats.files import describe
 from gateway.http_server import bind
 from springtide import tls as springtide_tls
@@ -35,9 +39,12 @@ from springtide.tls import Tls, TlsFiles, client_context, cluster_tls
 from springtide.valkey import ValkeyClient
 from tests.support.models import make_tiny_llama
 from tests.support.valkey import new_valkey
+from tests.support.waiting import until
 
 ADDRESSES = (LOOPBACK, "localhost")
 HEADS = ("10.0.0.1", "head.example")
+OTHERS = ("10.0.0.7", "second.example")
+"""Where machines join, too."""
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,7 @@ async def world(valkey: ValkeyServer, tmp_path: Path) -> AsyncIterator[World]:
     issue_to(head, authority, "head", (*ADDRESSES, *HEADS))
     url = f"redis://{LOOPBACK}:{valkey.port}/0"
     overrides = {"redis_url": url, "join_port": 8002, "prefill": 2, "prefill_node.threads": 7, "kv.block_tokens": 32, "run_dir": "/run/x"}
+    overrides["join_hosts"] = list(OTHERS)
     config = load_config(overrides=overrides, environ={"SPRINGTIDE_CLUSTER_SECRET": "a secret of sixteen"})
     config = config.model_copy(update={"tls": head.settings})
     tls, credentials = cluster_tls(config.tls), credentials_of(config)
@@ -94,7 +102,7 @@ async def world(valkey: ValkeyServer, tmp_path: Path) -> AsyncIterator[World]:
     await redis.flushall()
     tokens = TokenBook(redis, config.cluster, credentials)
     info = describe(str(make_tiny_llama(tmp_path / "model")))
-    service = JoinService(Head(config, info, authority.directory, tls, "rediss://head:8003/0", True), tokens, membership)
+    service = JoinService(Head(what_is_told(config, info, "rediss://head:8003/0", True), authority.directory, tls), tokens, membership)
     listening = bind(LOOPBACK, 0, "join_port")
     serving = asyncio.create_task(service.serve(listening))
     yield World(f"{LOOPBACK}:{listening.getsockname()[1]}", service, authority, config, tokens, redis, membership)
@@ -301,14 +309,64 @@ async def test_a_certificate_that_lets_one_read_metrics_lets_nobody_join(world: 
         await client.renew(world.address, world.authority.bundle, asked)
 
 
-@pytest.mark.parametrize("address", [*HEADS, "HEAD.example.", "*.example"])
+@pytest.mark.parametrize("address", [*HEADS, *OTHERS, "HEAD.example.", "*.example"])
 async def test_the_heads_names_are_given_to_nobody_elsewhere(world: World, address: str) -> None:
     """Who had a certificate for one could have those who join tell him their tokens."""
     _, request = new_request(("10.0.0.2", address))
     asked = JoinRequest(token=str(await world.token()), role="decode", name="decode-x", request=request.decode())
-    with pytest.raises(InvalidRequest, match="is the head's own, and not of the machine at"):
+    with pytest.raises(InvalidRequest, match="is a head's own, and not of the machine at"):
         await world.service.join(asked, "10.0.0.2")
     assert address == "*.example" or (await world.service.join(asked, "10.0.0.1")).certificate, "of a node on the head's machine"
+
+
+async def test_of_several_join_services_the_first_that_answers_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = f"{LOOPBACK}:{free_port('nobody', LOOPBACK, 0)}"
+    believed = partial(client.believed, authorities=world.authority.bundle)
+    assert await client.first_that_answers((dead, world.address, "nowhere:1"), believed) == world.authority.bundle
+    with pytest.raises(Unavailable, match=f"{dead} does not answer.*nowhere:1 does not answer"):
+        await client.first_that_answers((dead, "nowhere:1"), believed)
+    with pytest.raises(Unauthenticated):
+        await client.first_that_answers((world.address, dead), partial(client.discover, token=Token("0" * 8, "0" * 32, "0" * 64)))
+    identity = await world.knock(await world.token())
+    monkeypatch.setattr(node, "LOOK_EVERY_S", 0.1)
+    renewing = asyncio.create_task(node._keep_renewed((dead, world.address), identity, ADDRESSES))
+    rotated = world.authority.rotate()
+    await until(lambda: identity.authorities.read_bytes() == rotated.bundle)
+    renewing.cancel()
+
+
+@pytest.mark.parametrize("text", ["", "a:1,", ",a:1", "a:1,,b:1"])
+def test_several_join_services_are_told_apart_by_commas(text: str) -> None:
+    assert node.join_services("a:1, b:2") == ("a:1", "b:2")
+    with pytest.raises(ConfigError, match="--join"):
+        node.join_services(text)
+
+
+async def test_a_copy_of_an_authority_that_has_been_replaced_lets_nobody_in(world: World, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(world.authority.directory, copy)
+    head = replace(world.service._head, authority_directory=copy, copied=True)
+    service, (_, request) = JoinService(head, world.tokens, world.membership), new_request(ADDRESSES)
+    asked = JoinRequest(token=str(await world.token()), role="store", name="x", request=request.decode())
+    assert world.authority.vouches_for((await service.join(asked, "")).certificate.encode())
+    rotated = world.authority.rotate()
+    issue_to(Identity(tmp_path / "head"), rotated, "head", (*ADDRESSES, *HEADS))
+    with pytest.raises(Unavailable, match="copy it again"):
+        await service.join(asked, "")
+    shutil.copytree(world.authority.directory, copy, dirs_exist_ok=True)
+    assert rotated.vouches_for((await service.join(asked, "")).certificate.encode())
+    issue_to(Identity(tmp_path / "head"), rotated.retire(), "head", (*ADDRESSES, *HEADS))
+    with pytest.raises(Unavailable, match="copy it again"):
+        await service.join(asked, "")
+
+
+async def test_machines_join_where_the_head_says_that_they_do_and_nowhere_else(world: World) -> None:
+    told, directory = world.service._head.told, world.authority.directory
+    reply = told.model_copy(update={"certificate": "one", "authorities": world.authority.bundle.decode()})
+    with pytest.raises(ConfigError, match="join_hosts"):
+        node._further_head(directory, LOOPBACK, world.config, reply)
+    with pytest.raises(ConfigError, match="is given its certificates"):
+        node._further_head(directory, OTHERS[0], world.config, told)
 
 
 async def test_a_certificate_is_renewed_for_the_addresses_that_it_has(world: World) -> None:

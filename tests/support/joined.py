@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 POLL_S = 0.05
 
 
-def new_token(cluster: Cluster, ttl: str = "10m") -> tuple[str, str]:
-    """A token of the cluster's head, and where to join with it: as an operator would."""
+def new_token(cluster: Cluster | JoinedNode, ttl: str = "10m") -> tuple[str, str]:
+    """A token made at the cluster's head, or at a node with a join service, and where to join with it: as an operator would."""
     command = [sys.executable, "-m", "deploy.cli", "token", "create", "--url", cluster.url, "--ttl", ttl, "--json"]
     said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=own_environment()).stdout)
     return said["token"], said["join"]
@@ -35,11 +35,19 @@ def new_token(cluster: Cluster, ttl: str = "10m") -> tuple[str, str]:
 class JoinedNode:
     """`with JoinedNode(cluster, "decode", "127.0.0.2") as node`: in the cluster when entered, gone when left."""
 
-    def __init__(self, cluster: Cluster, role: str, address: str, *options: str, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: what the command is run behind, such as a network of its own."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        role: str,
+        address: str,
+        *options: str,
+        prefix: Sequence[str] = (),
+        invitation: tuple[str, str] | None = None,
+    ) -> None:
+        """`prefix`: what the command is run behind, such as a network of its own. `invitation`: as of new_token, from before."""
         self.name = f"{role}-{address.rpartition('.')[2]}"
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
-        token, join = new_token(cluster)
+        token, join = invitation or new_token(cluster)
         command = [*prefix, sys.executable, "-m", "deploy.cli", "node", role, "--join", join, "--address", address]
         if "--group" not in options:  # whose stages are named after it
             command += ["--name", self.name]
