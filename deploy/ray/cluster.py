@@ -137,6 +137,7 @@ class Held:
             name=name,
             bundle_label_selector=selectors if any(selectors) else None,
         )
+        self._room = self._group.ready()
         rest = {each: amount for each, amount in bundle.items() if each not in ("CPU", "GPU", "memory")}
         self.agents = [
             Agent(
@@ -152,6 +153,11 @@ class Held:
             )
             for index in range(len(among))
         ]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether Ray has found all of the place. It is given when the agents are there, whose processes take a while to start."""
+        return bool(ray.wait([self._room], timeout=0)[0])
 
     @property
     def given(self) -> bool:

@@ -44,7 +44,7 @@ TELL_EVERY_S = 1.0
 TOKEN_S = 600.0
 """A node has it from the agent, and joins within seconds."""
 NARROW_S = 3.0
-"""How long Ray has to give a place where it would be best, before it may be elsewhere."""
+"""How long Ray has to find a place where it would be best, before it may be elsewhere."""
 PATIENT_S = 20.0
 """And before it is said that there is none."""
 _RUNS = (PlaceState.RUNNING, PlaceState.BROKEN)
@@ -207,11 +207,12 @@ class Placer:
         alive = {each.node_id for each in ray_nodes}
         for name, ask in list(self._asks.items()):
             there = all(alive.intersection(among) for among in ask.choices[0])
-            if not ask.held.given and len(ask.choices) > 1 and (now - ask.since >= NARROW_S or not there):
+            has_room = ask.held.given or ask.held.has_room
+            if not ask.held.given and len(ask.choices) > 1 and (not there or (not has_room and now - ask.since >= NARROW_S)):
                 await asyncio.to_thread(ask.held.release)
                 ask.choices, ask.since = ask.choices[1:], now
                 ask.held = await asyncio.to_thread(Held, name, bundle(self._config, ask.node.role, self._has_cards), ask.choices[0])
-            elif not ask.held.given and not ask.warned and now - ask.since >= PATIENT_S:
+            elif not has_room and not ask.warned and now - ask.since >= PATIENT_S:
                 ask.warned = True
                 wanted = bundle(self._config, ask.node.role, self._has_cards)
                 where = "one Ray node" if len(ask.held.agents) == 1 else f"each of {len(ask.held.agents)} Ray nodes"

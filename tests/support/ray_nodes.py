@@ -43,10 +43,13 @@ ENVIRONMENT = {
 class RayNode:
     """`ray start --block`: one node, with all its processes."""
 
-    def __init__(self, output: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, output: Path, arguments: Sequence[str], code: Path | str | None = None) -> None:
+        """`code`: where Python looks first for what is placed there; None: where it does here."""
         self._output = output
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *arguments]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPRINGTIDE_", "RAY_"))}
+        if code is not None:
+            environment["PYTHONPATH"] = str(code)
         with output.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**environment, **ENVIRONMENT}, start_new_session=True)
 
@@ -116,13 +119,14 @@ class RayMachines:
         own = ("--head", "--port", str(self._port), "--include-dashboard=false", f"--temp-dir={self._scratch}", "--num-cpus=0")
         return self._start(*own, *more)
 
-    def add(self, cpus: int, *more: str) -> RayNode:
-        return self._start("--address", self.address, f"--num-cpus={cpus}", *more)
+    def add(self, cpus: int, *more: str, code: Path | str | None = None) -> RayNode:
+        """`code`: where Python looks first for what is placed there; None: where it does here."""
+        return self._start("--address", self.address, f"--num-cpus={cpus}", *more, code=code)
 
-    def _start(self, *arguments: str) -> RayNode:
+    def _start(self, *arguments: str, code: Path | str | None = None) -> RayNode:
         output = self._scratch / f"start-{len(self.nodes)}.log"
         output.touch()
-        node = RayNode(output, [*arguments, "--object-store-memory=80000000"])
+        node = RayNode(output, [*arguments, "--object-store-memory=80000000"], code)
         self.nodes.append(node)
         return node
 
