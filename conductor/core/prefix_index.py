@@ -99,6 +99,8 @@ class _View:
     mask: int
     """The view's bit. The same int object stands in the table for every block that only this store holds."""
     num_blocks: int = 0
+    ssd_blocks: int = 0
+    """Of these."""
     gap: bool = False
     """Events were missed: what follows is ignored until a new snapshot takes this view's place."""
 
@@ -220,6 +222,11 @@ class PrefixIndex:
         view = self._live.get(node_id)
         return view.num_blocks if view else 0
 
+    def ssd_blocks_of(self, node_id: NodeId) -> int:
+        """Of the blocks that the store holds, those on its SSD."""
+        view = self._live.get(node_id)
+        return view.ssd_blocks if view else 0
+
     def __len__(self) -> int:
         """Entries in the table, those that are still to be swept included."""
         return sum(map(len, self._holders.values()))
@@ -232,15 +239,18 @@ class PrefixIndex:
         assert len(counts) == len(views), "two views share a bit"
         assert not sum(counts) & (self._retired_mask | self._sweep_mask), "a view in use is retired"
         assert self._live_mask == sum(view.mask for view in self._live.values()), "the live mask is not that of the live views"
+        on_ssd = dict(counts)
         stale, swept = self._retired_mask | self._sweep_mask, 0
-        for table in self._holders.values():
+        for tier, table in self._holders.items():
             for _, holders in table.items():
                 swept += (holders & stale).bit_count()
                 assert holders and not holders & ~known, "an entry names an unknown view"
                 for bit in bits(holders & sum(counts)):
                     counts[1 << int(bit)] += 1
+                    on_ssd[1 << int(bit)] += tier is Tier.SSD
         assert swept == self._retired_blocks + self._sweep_left, "what is to be swept is miscounted"
         assert all(counts[view.mask] == view.num_blocks for view in views), "a view's blocks are miscounted"
+        assert all(on_ssd[view.mask] == view.ssd_blocks for view in views), "a view's blocks on SSD are miscounted"
 
     # ---- within ----
 
@@ -259,10 +269,14 @@ class PrefixIndex:
         return None, False
 
     def _add(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
-        view.num_blocks += self._holders[tier].add(keys, view.mask, self._share)
+        added = self._holders[tier].add(keys, view.mask, self._share)
+        view.num_blocks += added
+        view.ssd_blocks += added if tier is Tier.SSD else 0
 
     def _discard(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
-        view.num_blocks -= self._holders[tier].discard(keys, view.mask, self._share)
+        discarded = self._holders[tier].discard(keys, view.mask, self._share)
+        view.num_blocks -= discarded
+        view.ssd_blocks -= discarded if tier is Tier.SSD else 0
 
     def _share(self, holders: int) -> int:
         """The int that stands in the table for these holders."""

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
+from conductor.core.explanation import estimates
 from conductor.core.state import Instance
-from conductor.core.types.decision import Alternatives
 from conductor.core.types.events import Decided, Placed, Renewed
 from conductor.server.leadership import Leadership, Standing
 from conductor.server.runner import CoreRunner
@@ -23,7 +24,7 @@ from springtide.protocol import scheduling, wire
 from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.codec import Decoder
 from springtide.protocol.instances import HungInstances, Role
-from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, Schedule, ScheduleReply
+from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 
@@ -56,6 +57,7 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             try:
                 reply = self._schedule(wire.SCHEDULE.decode(question.request))
                 yield conductor_pb2.ScheduleAnswer(number=question.number, reply=wire.SCHEDULE_REPLY.encode(reply))
+                self._runner.history.explain()  # nobody waits for it
             except (ValueError, InvalidRequest) as error:
                 yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=str(error))
             except Exception as error:
@@ -123,7 +125,8 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
         now = self._runner.clock.now()
-        return wire.CLUSTER_STATUS.encode(cluster_status(self._runner.core, self._model_name, self._leadership.standing(), now))
+        status = cluster_status(self._runner.core, self._model_name, self._leadership.standing(), now)
+        return wire.CLUSTER_STATUS.encode(replace(status, instances=instance_statuses(self._runner.core, now)))
 
 
 async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerContext[Any, Any]) -> T:
@@ -149,54 +152,16 @@ def _log(event: Schedule, decided: Decided, every: int) -> None:
 def schedule_reply(decided: Decided, debug: bool, epoch: int) -> ScheduleReply:
     """The answer to a gateway; with every alternative's estimate for `debug`."""
     rejection = decided.decision if isinstance(decided.decision, Rejection) else None
-    return ScheduleReply(decided.assignment, rejection, estimates=_estimates(decided.alternatives) if debug else (), epoch=epoch)
-
-
-def _estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:
-    prefills = [
-        Estimate(
-            instance_id=e.instance_id,
-            prefix_blocks=e.local_blocks,
-            queue_ms=e.queue_ms,
-            transfer_ms=e.transfer_ms,
-            prefill_ms=e.prefill_ms,
-            ttft_ms=e.ttft_ms,
-            note=f"fetch {e.source_blocks - e.local_blocks} blocks from {e.source_id}" if e.source_id is not None else e.branch,
-        )
-        for e in alternatives.prefills
-    ]
-    decodes = [
-        Estimate(
-            instance_id=e.instance_id,
-            prefix_blocks=e.prefix_blocks,
-            tbt_ms=e.tbt_ms,
-            note=f"batch {e.batch}, {e.slots_free} of {e.slots_total} slots free",
-        )
-        for e in alternatives.decodes
-    ]
-    inlines = [
-        Estimate(
-            instance_id=e.instance_id,
-            prefix_blocks=e.prefix_blocks,
-            queue_ms=e.wait_ms,
-            prefill_ms=e.step_ms,
-            ttft_ms=e.ttft_ms,
-            tbt_ms=e.step_ms,
-            note=f"inlined: {e.new_tokens} tokens in a step",
-        )
-        for e in alternatives.inlines
-    ]
-    return (*prefills, *decodes, *inlines)
+    return ScheduleReply(decided.assignment, rejection, estimates=estimates(decided.alternatives) if debug else (), epoch=epoch)
 
 
 def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> ClusterStatus:
-    """The state of the cluster as the core knows it."""
+    """The state of the cluster as the core knows it, without its instances."""
     loads, work = core.pool_loads(now), core.demand.recent_work(now)
     num_ready = sum(map(core.scheduler.num_ready, Role))
-    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
     return ClusterStatus(
         model=model,
-        instances=tuple(_instance_status(core, instance, now) for instance in instances),
+        instances=(),
         requests_scheduled=core.totals.scheduled,
         requests_rejected=core.totals.rejected.total(),
         prompt_tokens=core.totals.prompt_tokens,
@@ -216,6 +181,11 @@ def cluster_status(core: ConductorCore, model: str, standing: Standing, now: flo
         wanted_prefill=core.demand.work(now).wanted(Role.PREFILL, num_ready),
         switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
     )
+
+
+def instance_statuses(core: ConductorCore, now: float) -> tuple[InstanceStatus, ...]:
+    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
+    return tuple(_instance_status(core, instance, now) for instance in instances)
 
 
 def _instance_status(core: ConductorCore, instance: Instance, now: float) -> InstanceStatus:

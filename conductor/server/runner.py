@@ -8,9 +8,12 @@ import logging
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
+from conductor.core.history import History
 from conductor.core.recording import Recorder
-from conductor.core.types.events import Action, Event, Forgot, HungChanged, PrefillFinished, RequestSnapshot, Scored, StoreDown
+from conductor.core.types.events import Action, Decided, Event, Forgot, HungChanged, PrefillFinished, RequestSnapshot, Scored, StoreDown
 from springtide.clock import Clock
+from springtide.protocol.attempts import Progress
+from springtide.protocol.scheduling import Schedule
 
 logger = logging.getLogger(__name__)
 predictions = logging.getLogger("conductor.predictions")
@@ -23,6 +26,8 @@ class CoreRunner:
     def __init__(self, core: ConductorCore, clock: Clock, recorder: Recorder | None = None) -> None:
         self.core = core
         self.clock = clock
+        self.history = History(core.settings.ttft_slo_ms, clock.now())
+        """What people are shown of what has been."""
         self._recorder = recorder
         self._hung_changes = asyncio.Event()
 
@@ -36,11 +41,17 @@ class CoreRunner:
         now = self.clock.now()
         if self._recorder is not None:
             self._recorder.event(event, now)
+        advanced = self.core.state.attempts.get(event.attempt_id) if isinstance(event, Progress) else None
         actions = self.core.handle(event, now)
+        if isinstance(event, Progress):
+            self.history.advanced(event, advanced, now)
         if isinstance(event, StoreDown):
             metrics.forget_node(event.node_id)
         for action in actions:
             match action:
+                case Decided():
+                    assert isinstance(event, Schedule)
+                    self.history.decided(event, action, now)
                 case RequestSnapshot(node_id):
                     metrics.SNAPSHOTS_REQUESTED.labels(node_id).inc()
                 case PrefillFinished():

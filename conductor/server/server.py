@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from conductor.core.settings import ConductorSettings
 from conductor.server.gc_tuning import GcTuner
 from conductor.server.grpc_service import ConductorService
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
+from conductor.server.observer import ObserverService, sample_loads
 from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.runner import CoreRunner
@@ -26,7 +28,7 @@ from springtide.ids import new_incarnation
 from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
-from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc, observation_pb2, observation_pb2_grpc
 from springtide.rpc.channels import listen, new_server
 from springtide.rpc.health import add_health_and_reflection
 from springtide.telemetry import serve_metrics
@@ -34,8 +36,10 @@ from springtide.telemetry import serve_metrics
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_TICKS_A_SAMPLE = 5
 _GRACE_S = 0.5
 _SERVICE = conductor_pb2.DESCRIPTOR.services_by_name["Conductor"].full_name
+_OBSERVER = observation_pb2.DESCRIPTOR.services_by_name["Observer"].full_name
 
 
 class ConductorServer:
@@ -72,7 +76,9 @@ class ConductorServer:
         self._orders = Orders(self._runner, self._leadership, self._credentials)
         service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
-        await add_health_and_reflection(self._grpc, _SERVICE)
+        observer = ObserverService(self._runner, self._leadership, name, self._incarnation)
+        observation_pb2_grpc.add_ObserverServicer_to_server(observer, self._grpc)
+        await add_health_and_reflection(self._grpc, _SERVICE, _OBSERVER)
         await self._grpc.start()
         await self._membership.announce(
             Member(
@@ -121,7 +127,10 @@ class ConductorServer:
 
     async def _tick(self) -> None:
         assert self._orders is not None, "run() comes after start()"
-        while True:
+        for tick in itertools.count():
+            if tick % _TICKS_A_SAMPLE == 0:
+                sample_loads(self._runner)
+                await asyncio.sleep(0)
             with metrics.TICK_SECONDS.time():
                 actions = self._runner.feed(Tick())
             self._orders.give(actions)

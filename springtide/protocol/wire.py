@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import attempts, instances, layer_stores, outputs, sampling, scheduling, stages, starts, status, storage, usage
+from springtide.protocol import (
+    attempts,
+    instances,
+    layer_stores,
+    observation,
+    outputs,
+    sampling,
+    scheduling,
+    stages,
+    starts,
+    status,
+    storage,
+    usage,
+)
 from springtide.protocol.codec import Codec, OneOf
-from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, layer_store_pb2, node_pb2, stage_pb2, store_pb2
+from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, layer_store_pb2, node_pb2, observation_pb2, stage_pb2, store_pb2
 
 # ---- attempts ----
 
@@ -44,6 +57,27 @@ SCHEDULE_REPLY = Codec(scheduling.ScheduleReply, conductor_pb2.ScheduleReply)
 INSTANCE_STATUS = Codec(status.InstanceStatus, conductor_pb2.InstanceStatus)
 PREDICTION_ERRORS = Codec(status.PredictionErrors, conductor_pb2.PredictionErrors)
 CLUSTER_STATUS = Codec(status.ClusterStatus, conductor_pb2.ClusterStatus)
+
+# ---- what people are shown ----
+
+OBSERVE = Codec(observation.Observe, observation_pb2.ObserveRequest)
+OBSERVED_ATTEMPT = Codec(observation.ObservedAttempt, observation_pb2.ObservedAttempt)
+OBSERVED_PREFIX = Codec(observation.ObservedPrefix, observation_pb2.ObservedPrefix)
+OBSERVED_DECISION = Codec(observation.ObservedDecision, observation_pb2.ObservedDecision)
+TIME_BUCKET = Codec(observation.TimeBucket, observation_pb2.TimeBucket)
+OBSERVED_PART: OneOf[observation.ObservedPart, observation_pb2.ObservedPart] = OneOf(
+    observation_pb2.ObservedPart,
+    overview=Codec(observation.Overview, observation_pb2.Overview),
+    instances=Codec(observation.InstanceTable, observation_pb2.InstanceTable),
+    attempts=Codec(observation.AttemptTable, observation_pb2.AttemptTable),
+    stores=Codec(observation.StoreTable, observation_pb2.StoreTable),
+    prefixes=Codec(observation.PrefixTable, observation_pb2.PrefixTable),
+    decisions=Codec(observation.DecisionTable, observation_pb2.DecisionTable),
+    history=Codec(observation.HistoryTable, observation_pb2.HistoryTable),
+)
+EXPLAIN = Codec(observation.Explain, observation_pb2.ExplainRequest)
+EXPLAINED_DECISION = Codec(observation.ExplainedDecision, observation_pb2.ExplainedDecision)
+EXPLANATION = Codec(observation.Explanation, observation_pb2.Explanation)
 
 # ---- outputs ----
 

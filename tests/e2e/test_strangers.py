@@ -22,7 +22,16 @@ from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
 from springtide.credentials import Credentials
 from springtide.membership import Member
-from springtide.rpc import common_pb2, conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
+from springtide.rpc import (
+    common_pb2,
+    conductor_pb2,
+    conductor_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    observation_pb2,
+    store_pb2,
+    store_pb2_grpc,
+)
 from springtide.rpc.authentication import TOKEN_KEY
 from tests.support import streams
 from tests.support.cluster import Cluster
@@ -35,6 +44,7 @@ KINDS = {(False, False): "unary_unary", (False, True): "unary_stream", (True, Fa
 SERVICES = (
     *conductor_pb2.DESCRIPTOR.services_by_name.values(),
     *node_pb2.DESCRIPTOR.services_by_name.values(),
+    *observation_pb2.DESCRIPTOR.services_by_name.values(),
     *store_pb2.DESCRIPTOR.services_by_name.values(),
 )
 

@@ -128,7 +128,11 @@ class ReplicationPlanner:
         if self._active and not request.accepted:
             most_reused = (request.num_tokens - 1) // self._settings.block_tokens
             depths = {min(blocks, most_reused) for _, blocks in alternatives.holders} - {0}
-            self._popularity.ask(request.block_keys, depths, now)
+            self._popularity.ask(request.block_keys, depths, now, request.tenant)
+
+    def most_popular(self, at_most: int, now: float) -> list[PopularPrefix]:
+        """The prefixes that are asked for most, in that order; none where nothing is replicated."""
+        return self._popularity.most_popular(at_most, now)
 
     def ended(self, event: ReplicationEnded, now: float) -> None:
         order = event.node_id, event.last_key

@@ -26,6 +26,7 @@ class _Count:
     rest_blocks: float
     """That come after it, of all these asks together."""
     at: float
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class PopularPrefix:
     """Of late: each counts less by a factor of e in every `TIME_CONSTANT_S`. At a steady rate, as many as come in that time."""
     rest_blocks: float
     """Mean of the full blocks that come after it in the prompts that ask for it."""
+    tenant: str = ""
+    """Whose it is: tenants share no blocks."""
 
 
 class Popularity:
@@ -52,11 +55,11 @@ class Popularity:
         """By their last key."""
         self._blocks = 0
 
-    def ask(self, keys: Sequence[BlockKey], depths: Iterable[int], now: float) -> None:
+    def ask(self, keys: Sequence[BlockKey], depths: Iterable[int], now: float, tenant: str = "") -> None:
         """Takes in that somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
         for depth in depths:
             end = keys[depth - 1]
-            count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, 0.0, now)
+            count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, 0.0, now, tenant)
             kept = _kept(count, now)
             count.asks = count.asks * kept + 1.0
             count.rest_blocks = count.rest_blocks * kept + (len(keys) - depth)
@@ -80,7 +83,7 @@ class Popularity:
     def _prefix(self, end: BlockKey, asks: float) -> PopularPrefix:
         count = self._count(end)
         assert count is not None, "a prefix is popular that nobody asked for"
-        return PopularPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks)
+        return PopularPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks, count.tenant)
 
     def _asks(self, end: BlockKey, now: float) -> float:
         """Of late, for the prefix that ends with this block."""
