@@ -31,6 +31,7 @@ def create(
     batch_lines: Amount = None,
     batch_tokens_per_minute: Amount = None,
     expires: Annotated[str | None, typer.Option(help="after how long: 12h, 30d; default: never")] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="its holder sees what all tenants do, in the console")] = False,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -41,7 +42,7 @@ def create(
     from deploy.commands.locate import Where
 
     allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens_per_minute)
-    commands.create_key(Where(url, redis_url, cluster), tenant, name, allowance, expires, as_json)
+    commands.create_key(Where(url, redis_url, cluster), tenant, name, allowance, expires, as_json, operator=operator)
 
 
 @keys.command("ls")

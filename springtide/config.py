@@ -104,6 +104,11 @@ class ServerConfig(Section):
     require_api_keys: bool = Field(
         False, description="refuse requests without a known key also before any key has been made, or after all were lost with Valkey"
     )
+    operators: tuple[str, ...] = Field(
+        (),
+        description="tenants of `api_keys` whose keys are operators', who see what all tenants do (docs/console.md). Keys of "
+        "`springtide keys` say it themselves",
+    )
     max_streams_per_tenant: int = Field(
         2048, ge=1, description="requests of one tenant that a gateway answers at once; requests of no tenant have no such bound"
     )

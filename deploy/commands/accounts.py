@@ -48,14 +48,14 @@ class _Books:
     usage: UsageBook
 
 
-def create_key(where: Where, tenant: str, name: str, allowance: Allowance, expires: str | None, as_json: bool) -> None:
+def create_key(where: Where, tenant: str, name: str, allowance: Allowance, expires: str | None, as_json: bool, *, operator: bool) -> None:
     """Prints the key and, as it is all that there is to see of it later, its id."""
     for what, text in (("TENANT", tenant), ("--name", name)):
         if len(text) > MAX_NAME_LENGTH or (what == "TENANT" and not text):
             raise ConfigError(f"{what}: a name may have {MAX_NAME_LENGTH} characters and must have one, not {len(text)}")
     key, now = new_key(), time.time()
     expires_at = None if expires is None else now + parse_ttl(expires, "--expires")
-    record = ApiKey(new_key_id(), tenant, name, shown_end(key), now, expires_at, None, allowance)
+    record = ApiKey(new_key_id(), tenant, name, shown_end(key), now, expires_at, None, allowance, operator)
     _run(where, lambda books: books.register.add_key(digest_of(key), record))
     if as_json:
         print(json.dumps({"key": key, **_shown(record)}, indent=2))
@@ -73,7 +73,7 @@ def list_keys(where: Where, tenant: str | None, everything: bool, as_json: bool)
         return
     table = _table("id", "tenant", "name", "ends", "made", "state", "may have")
     for key in wanted:
-        cells = (key.key_id, key.tenant, key.name, f"…{key.ends_with}", _date(key.made_at), _state(key, now), _limits(key.allowance))
+        cells = (key.key_id, key.tenant, key.name, f"…{key.ends_with}", _date(key.made_at), _state(key, now), _may(key))
         table.add_row(*map(escape, cells))
     Console().print(table)
 
@@ -166,6 +166,10 @@ def _state(key: ApiKey, now: float) -> str:
     if key.expires_at is None:
         return "usable"
     return f"until {_date(key.expires_at)}" if key.usable(now) else f"expired {_date(key.expires_at)}"
+
+
+def _may(key: ApiKey) -> str:
+    return f"an operator's; {_limits(key.allowance)}" if key.operator else _limits(key.allowance)
 
 
 def _limits(allowance: Allowance) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import redis.asyncio as redis
@@ -44,10 +44,12 @@ class Accounts:
         *,
         require_api_keys: bool = False,
         max_streams: int | None = None,
+        operators: Collection[str] = (),
     ) -> None:
-        """`api_keys`: the tenants of the configuration's keys, by digest. `max_streams`: most requests of one tenant that are being
-        answered here at once."""
+        """`api_keys`: the tenants of the configuration's keys, by digest, and `operators` those of them whose keys are operators'.
+        `max_streams`: most requests of one tenant that are being answered here at once."""
         self._configured = api_keys
+        self._operators = operators
         self._required = require_api_keys
         self._max_streams = max_streams
         self._copy = RegisterCopy(Register(client, cluster))
@@ -77,7 +79,7 @@ class Accounts:
         if not (self._configured or self._required or self._copy.has_keys):
             if not self._copy.read:
                 raise Unavailable("whether API keys are wanted cannot be told before Valkey has been asked", code="not_ready")
-            return Caller(named, of_tenant=self._copy.tenant(named))
+            return Caller(named, of_tenant=self._copy.tenant(named), operator=not named)
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise self._refused("an API key is required; send it as `Authorization: Bearer KEY`")
@@ -90,7 +92,7 @@ class Accounts:
         tenant = self._configured.get(digest)
         if tenant is not None:
             key_id = _CONFIGURED + digest.removeprefix("sha256:")[:12]
-            return Caller(tenant, key_id, of_tenant=self._copy.tenant(tenant))
+            return Caller(tenant, key_id, of_tenant=self._copy.tenant(tenant), operator=tenant in self._operators)
         key = self._copy.key(digest)
         if key is None:
             if not self._copy.read:
@@ -98,7 +100,7 @@ class Accounts:
             raise self._refused("this API key is not known")
         if not key.usable(time.time()):
             raise self._refused("this API key has been revoked" if key.revoked_at is not None else "this API key has expired")
-        return Caller(key.tenant, key.key_id, key.allowance, self._copy.tenant(key.tenant))
+        return Caller(key.tenant, key.key_id, key.allowance, self._copy.tenant(key.tenant), key.operator)
 
     @staticmethod
     def _refused(message: str) -> Unauthenticated:

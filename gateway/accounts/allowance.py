@@ -59,6 +59,8 @@ class ApiKey:
     expires_at: float | None = None
     revoked_at: float | None = None
     allowance: Allowance = NO_LIMITS
+    operator: bool = False
+    """Its holder runs the cluster, and may see what all tenants do."""
 
     def usable(self, now: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -78,6 +80,8 @@ class Caller:
     """Empty: without a key, where none is wanted."""
     of_key: Allowance = NO_LIMITS
     of_tenant: Allowance = NO_LIMITS
+    operator: bool = False
+    """May see what all tenants do; without keys, whoever is said to be no tenant's may."""
 
     def may_use(self, model: str) -> bool:
         return all(not allowance.models or model in allowance.models for allowance in (self.of_key, self.of_tenant))

@@ -68,6 +68,12 @@ def callers(valkey_url: str, cluster_name: str, *keys: str) -> list[object]:
     return asyncio.run(ask())
 
 
+def test_an_operators_key_is_made_as_one_and_shown_as_one(springtide: Callable[..., str], valkey_url: str, cluster_name: str) -> None:
+    plain, operators = (springtide("keys", "create", "ops", *options).strip() for options in ([], ["--operator"]))
+    assert [caller.operator for caller in callers(valkey_url, cluster_name, plain, operators)] == [False, True]  # type: ignore[attr-defined]
+    assert springtide("keys", "ls").count("an operator's") == 1
+
+
 def test_a_key_is_shown_once_and_let_in_until_it_is_revoked(springtide: Callable[..., str], valkey_url: str, cluster_name: str) -> None:
     limits = ["--requests-per-minute", "60", "--cache-tokens", "5000", "--models", "a, b"]
     key = springtide("keys", "create", "acme", "--name", "build server", *limits).strip()
