@@ -176,6 +176,23 @@ def status(
 
 
 @app.command()
+def top(
+    url: Url = DEFAULT_URL,
+    ca: Ca = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="an operator's shows all, a tenant's its own requests"),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="print it once")] = False,
+) -> None:
+    """Watch a running cluster in the terminal, as its console shows it; q ends it."""
+    from deploy.commands.top import TopOptions
+    from deploy.commands.top import top as watch
+
+    watch(TopOptions(url, ca, api_key, once))
+
+
+@app.command()
 def chat(
     question: Annotated[str | None, typer.Argument(help="one question; without it, a conversation")] = None,
     url: Url = DEFAULT_URL,

@@ -24,6 +24,7 @@ from gateway.caching.desk import Desk
 from gateway.caching.keeper import Computer, Keeper
 from gateway.caching.stores import Stores
 from gateway.conductor_link import ConductorLink
+from gateway.console.routes import Console
 from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
@@ -110,6 +111,7 @@ class GatewayServer:
             config.server.api_keys,
             require_api_keys=config.server.require_api_keys,
             max_streams=config.server.max_streams_per_tenant,
+            operators=config.server.operators,
         )
         self._side_thread = SideThread()
         self._background = Background()
@@ -119,6 +121,7 @@ class GatewayServer:
         self._stores = Stores(self._membership, self._credentials)
         computer = Computer(self._runner, self._count_context, limits.capacity_wait_s)
         self._keeper = Keeper(self._catalogue, self._stores, computer)
+        self._console = Console(self._conductor, self._catalogue.kept, arguments.run_dir / "logs")
         self._desk: Desk | None = None
         self._batches: BatchWorker | None = None
         self._grpc_server: grpc.aio.Server | None = None
@@ -142,7 +145,7 @@ class GatewayServer:
             http_socket.close()
             raise
         max_connections, max_handshakes = min(files // 2, MAX_HTTP_CONNECTIONS), min(files // 8, MAX_HTTP_HANDSHAKES)
-        self._http_server = HttpServer(create_app(backend), max_connections, self._tls, max_handshakes)
+        self._http_server = HttpServer(create_app(backend, self._console), max_connections, self._tls, max_handshakes)
         self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
         self._conductor.start()
         self._runner.start()
@@ -162,6 +165,7 @@ class GatewayServer:
         await self._close_batches()
         await self._drain(self._arguments.config.drain_s)
         self._runner.shut_down()
+        await self._console.feed.close()
         self._http_server.should_exit = True
         await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S), self._background.finish(_GRACE_S))
 
@@ -174,6 +178,7 @@ class GatewayServer:
             await self._grpc_server.stop(None)
         if self._desk is not None:
             await self._desk.close()
+        await self._console.feed.close()
         await self._keeper.close()
         await self._close_batches()
         self._side_thread.close()

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -29,11 +29,13 @@ from springtide.membership import Membership
 from springtide.protocol import wire
 from springtide.protocol.attempts import AttemptReport, LiveAttempt, Phase, Renew
 from springtide.protocol.instances import HungInstances
+from springtide.protocol.observation import Explain, Explanation, Observe, ObservedPart
 from springtide.protocol.scheduling import Assignment, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from springtide.rpc.observation_pb2_grpc import ObserverStub
 from springtide.supervision import first_of, supervised
 
 logger = logging.getLogger(__name__)
@@ -203,6 +205,17 @@ class ConductorLink:
             self._note(self._leader.hinted(peer.address, status.leader_address, status.epoch))
             raise _nobody_leads()
         return status
+
+    async def observe(self, observe: Observe) -> AsyncGenerator[ObservedPart, None]:
+        """What the one that is asked shows of the cluster, the Overview first. Raises Unavailable."""
+        peer = await self._whom_to_ask()
+        async with contextlib.aclosing(peer.observe(observe)) as parts:
+            async for part in parts:
+                yield part
+
+    async def explain(self, explain: Explain) -> Explanation:
+        """Raises Unavailable."""
+        return await (await self._whom_to_ask()).explain(explain)
 
     def report(self, report: AttemptReport) -> None:
         """Sends a report to every Conductor, in order, in the background."""
@@ -386,6 +399,33 @@ class ConductorPeer:
         """Raises Unavailable."""
         request = conductor_pb2.GetClusterRequest()
         return wire.CLUSTER_STATUS.decode(await self._ask(lambda stub: stub.GetCluster(request, timeout=CALL_TIMEOUT_S)))
+
+    async def observe(self, observe: Observe) -> AsyncGenerator[ObservedPart, None]:
+        """Raises Unavailable."""
+        call = ObserverStub(self._connected()).Observe(wire.OBSERVE.encode(observe), timeout=CALL_TIMEOUT_S)
+        with self._shown(call):
+            async for part in call:
+                yield wire.OBSERVED_PART.decode(part)
+
+    async def explain(self, explain: Explain) -> Explanation:
+        """Raises Unavailable."""
+        call = ObserverStub(self._connected()).Explain(wire.EXPLAIN.encode(explain), timeout=CALL_TIMEOUT_S)
+        with self._shown(call):
+            return wire.EXPLANATION.decode(await call)
+
+    @contextlib.contextmanager
+    def _shown(self, call: grpc.aio.Call) -> Iterator[None]:
+        """A call for who only watches: that it fails gives up no connection, and nobody is taken for lost. Raises Unavailable."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._unanswered(error.details()) from None
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise self._unanswered("its connection was given up") from None
+        finally:
+            call.cancel()
 
     def report(self, report: AttemptReport) -> None:
         """Sent in order, in the background, with all that has gathered meanwhile. Lost when the Conductor is away, or too slow for so many:

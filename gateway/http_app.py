@@ -25,6 +25,8 @@ from gateway.answer import ApiBackend, internal_error
 from gateway.anthropic import routes as anthropic
 from gateway.anthropic.answers import error_json as anthropic_error
 from gateway.compression import Gzip
+from gateway.console import routes as console_page
+from gateway.console.routes import Console
 from gateway.described import SCHEMAS, Json, in_plain_words, one_of, operation, record, refusals
 from gateway.exchange import REQUEST_ID_HEADER, error_response, their_id
 from gateway.gemini import routes as gemini
@@ -44,14 +46,14 @@ logger = logging.getLogger(__name__)
 TENANT_HEADER = "x-springtide-tenant"
 _EXPOSED = [REQUEST_ID_HEADER, "retry-after", *RATE_HEADERS]
 """Headers that pages of other origins may read."""
-_OPEN = ("/health", "/ready", "/metrics", "/ping", "/version", "/openapi.json")
+_OPEN = frozenset(("/health", "/ready", "/metrics", "/ping", "/version", "/openapi.json", *console_page.OPEN))
 """Paths that anybody may ask for."""
 ERRORS = {"OpenAIError": OPENAI_ERROR, "AnthropicError": anthropic.ERROR, "GoogleError": GOOGLE_ERROR}
 """By their names in the API's own description."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(backend: ApiBackend) -> FastAPI:
+def create_app(backend: ApiBackend, console: Console) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(SpringtideError, _on_springtide_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -79,6 +81,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
         model_cards.routes,
     ):
         app.include_router(routes(backend))
+    app.include_router(console_page.routes(console))
 
     @app.get("/health", openapi_extra=operation(record({"status": one_of("ok")})))
     @app.head("/health", include_in_schema=False)

@@ -34,3 +34,10 @@ def test_a_build_that_lacks_something_says_so_in_its_last_line(tmp_path: Path, h
     assert ended.returncode != 0
     assert ended.stderr.splitlines()[-1].startswith(said), ended.stderr
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_what_is_built_has_the_consoles_page(tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    assets = Path("gateway", "console", "assets")
+    assert {path.name for path in (tmp_path / assets).iterdir()} == {path.name for path in (REPOSITORY / assets).iterdir()}

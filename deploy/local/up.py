@@ -109,7 +109,8 @@ def _greeting(machine: Machine, record: ClusterRecord, took_s: float) -> str:
         )
     return (
         f"\nSpringtide serves {name} on {url} (ready after {took_s:.1f} s; gRPC on {record.grpc_address}; "
-        f"logs in {machine.paths.run_dir / 'logs'})\n\n  {curl}\n\n  {chat}{join}\n\nCtrl-C stops it."
+        f"logs in {machine.paths.run_dir / 'logs'})\n\n  {curl}\n\n  {chat}\n\nWatch it at {url}/console, or by "
+        f"`{own_command()} top --url {url}`.{join}\n\nCtrl-C stops it."
     )
 
 

@@ -112,6 +112,7 @@ class Agenda:
     """The errands for all context caches of a cluster. Times are Unix seconds. Whatever Valkey fails with becomes Unavailable."""
 
     def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client = client
         self._prefix = prefix
         self._claim = client.register_script(_CLAIM)
         self._move = client.register_script(_MOVE)
@@ -147,6 +148,10 @@ class Agenda:
         whichever gateway, every cache is looked at at once; returns how many that are."""
         keys, args = [self._prefix, f"{self._prefix}-stores"], [Errand.LOOK, exactly(now), stores]
         return int(await asked(self._stores_changed(keys=keys, args=args)))
+
+    async def tenants(self, at_most: int) -> list[str]:
+        """Some of those whose caches are looked at."""
+        return [text_of(tenant) for tenant in await asked(self._client.zrange(f"{self._prefix}-{Errand.LOOK}", 0, at_most - 1))]
 
     async def _moved(self, claim: Claim, *due_at: float | None) -> bool:
         due = ["" if at is None else exactly(at) for at in due_at]

@@ -145,6 +145,14 @@ class Catalogue:
         records, more = await self._caches.page(tenant, order=order, after=after, before=before, limit=limit, wanted=of_record)
         return [cache_from(tenant, record.value) for record in records], more
 
+    async def kept(self, most_tenants: int, most_each: int) -> list[ContextCache]:
+        """The newest of those that were created by request, of some of the tenants that have any."""
+        found: list[ContextCache] = []
+        for tenant in await self.agenda.tenants(most_tenants):
+            caches, _ = await self.page(tenant, lambda _: True, order="desc", after="", before="", limit=most_each)
+            found += caches
+        return found
+
     async def change(self, tenant: str, cache_id: str, change: Callable[[ContextCache], ContextCache], now: float) -> ContextCache | None:
         """What it is after its owner's `change`, which may be called again. It is looked at at once. None: there is none."""
         return await self._update(tenant, cache_id, change, now, lambda cache: self._kept_up(cache, now))
