@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +12,10 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 PROMPT = [7 + number % 900 for number in range(200)]
 OUTPUT_TOKENS = 6
-WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +41,14 @@ def ask(http: httpx.Client, model: str) -> str:
 
 def state_with(http: httpx.Client, wanted: Callable[[Any], bool]) -> Any:
     """The state, once it is as wanted: what came of a request is told a moment later."""
-    until = time.monotonic() + WAIT_S
-    while not wanted(state := http.get("/console/state").json()):
-        assert time.monotonic() < until, state
-        time.sleep(0.2)
+    state: Any = None
+
+    def as_wanted() -> bool:
+        nonlocal state
+        state = http.get("/console/state").json()
+        return wanted(state)
+
+    wait_until(as_wanted, "the state", more=lambda: str(state), poll_s=0.2)
     return state
 
 
@@ -75,10 +78,7 @@ def test_it_says_why_and_what_the_logs_have(cluster: Cluster, http: httpx.Client
     def logged() -> set[str]:
         return {line["process"] for line in http.get("/console/logs", params={"request": request_id}).json()["lines"]}
 
-    until = time.monotonic() + WAIT_S
-    while "gateway-0" not in logged():
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: "gateway-0" in logged(), "the gateway's line", poll_s=0.2)
 
 
 def test_the_terminal_shows_the_same(cluster: Cluster) -> None:

@@ -154,10 +154,12 @@ async def test_a_key_that_was_made_as_an_operators_is_one(keyed_gateway: Gateway
     await Register(valkey, arguments.config.cluster).add_key(digest_of(key), ApiKey(new_key_id(), "night shift", operator=True))
     await valkey.aclose()
     async with client(keyed_gateway, key) as http:
-        async with asyncio.timeout(10):
-            while (answer := await http.get("/console/state")).status_code != 200:  # noqa: ASYNC110 - only an answer tells
-                await asyncio.sleep(0.05)
-        assert answer.json()["viewer"]["operator"]
+
+        async def let_in() -> httpx.Response | None:
+            answer = await http.get("/console/state")
+            return answer if answer.status_code == 200 else None
+
+        assert (await until(let_in)).json()["viewer"]["operator"]
 
 
 async def test_the_stream_goes_on_where_the_state_ends_and_ends_with_its_client(open_gateway: GatewayServer) -> None:
@@ -233,10 +235,10 @@ async def test_top_follows_the_terminals_size_and_ends_with_q(open_gateway: Gate
     seen = bytearray()
     asyncio.get_running_loop().add_reader(ours, lambda: seen.extend(os.read(ours, 65536)))
     try:
-        await until_said(seen, b"decode-0")
+        await until(lambda: b"decode-0" in seen)
         ioctl(ours, TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         seen.clear()
-        await until_said(seen, b"oldest in flight")
+        await until(lambda: b"oldest in flight" in seen)
         os.write(ours, b"q")
         async with asyncio.timeout(20):
             assert await process.wait() == 0
@@ -245,9 +247,3 @@ async def test_top_follows_the_terminals_size_and_ends_with_q(open_gateway: Gate
         os.close(ours)
         if process.returncode is None:
             process.kill()
-
-
-async def until_said(seen: bytearray, wanted: bytes) -> None:
-    async with asyncio.timeout(30):
-        while wanted not in seen:  # noqa: ASYNC110 - a terminal has no event
-            await asyncio.sleep(0.02)

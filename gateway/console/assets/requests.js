@@ -11,47 +11,48 @@ export function link(row, id) {
   return `#/request/${encodeURIComponent(row.request || id)}`;
 }
 
-function part(kind, from, to) {
-  const piece = h(`span.${kind}`);
-  piece.style.left = `${100 * from}%`;
-  piece.style.width = `${100 * Math.max(0, to - from)}%`;
-  return piece;
+const KINDS = ["wait", "fetch", "compute", "late", "emit", "mark"];
+
+/** Sets the pieces of a bar, each to a share of it from and to; those that are not named are not seen. */
+function pieces(bar, wanted) {
+  if (!bar.firstChild) bar.append(...KINDS.map((kind) => h(`span.${kind}`)));
+  KINDS.forEach((kind, place) => {
+    const piece = bar.children[place];
+    const [from, to] = wanted[kind] || [0, 0];
+    piece.style.left = `${(100 * from).toFixed(2)}%`;
+    if (kind === "mark") piece.hidden = !wanted.mark;
+    else piece.style.width = `${(100 * Math.max(0, to - from)).toFixed(2)}%`;
+  });
 }
 
-/** Bars of wait, transfer and compute, in the scale of `whole` ms. */
-export function stages(bar, times, whole) {
+/** Wait, transfer and compute, in the scale of `whole` ms, and what comes beside them. */
+export function stages(bar, times, whole, beside = {}) {
   const wait = times.queue_ms;
   const fetched = wait + times.transfer_ms;
-  bar.append(part("wait", 0, wait / whole), part("fetch", wait / whole, fetched / whole), part("compute", fetched / whole, (fetched + times.prefill_ms) / whole));
+  pieces(bar, { wait: [0, wait / whole], fetch: [wait / whole, fetched / whole], compute: [fetched / whole, (fetched + times.prefill_ms) / whole], ...beside });
 }
 
 function progress(cell, row, now) {
   if (!cell.firstChild) cell.append(h("span.span"), h(".span-text"));
   const [bar, said] = cell.children;
-  bar.replaceChildren();
   const predicted = row.predicted;
+  let late = 0;
   if (!predicted) {
+    pieces(bar, {});
     text(said, row.phase === "prefill" ? "before the first token; another Conductor placed it" : "answering; another Conductor placed it");
-    return;
-  }
-  if (row.phase === "prefill") {
-    const gone = 1000 * (now - row.at);
+  } else if (row.phase === "prefill") {
+    const gone = Math.max(0, 1000 * (now - row.at));
     const whole = 1.1 * Math.max(predicted.ttft_ms, gone, 1);
-    stages(bar, predicted, whole);
-    if (gone > predicted.ttft_ms) bar.append(part("late", predicted.ttft_ms / whole, gone / whole));
-    const mark = h("span.mark");
-    mark.style.left = `calc(${(100 * gone) / whole}% - 1px)`;
-    bar.append(mark);
-    const late = gone - predicted.ttft_ms;
+    late = gone - predicted.ttft_ms;
+    stages(bar, predicted, whole, { late: late > 0 ? [predicted.ttft_ms / whole, gone / whole] : null, mark: [gone / whole] });
     text(said, late > 50 ? `first token ${ms(late)} late` : late > -50 ? "first token due now" : `first token due in ${ms(-late)}`);
-    said.classList.toggle("bad-text", late > 1000);
-    return;
+  } else {
+    const whole = Math.max(1, predicted.output_tokens * predicted.tbt_ms);
+    const gone = row.first ? Math.max(0, 1000 * (now - row.first)) : 0;
+    pieces(bar, { emit: [0, Math.min(1, gone / whole)] });
+    text(said, `answering for ${lasting(gone / 1000)} of ${lasting(whole / 1000)} predicted`);
   }
-  said.classList.remove("bad-text");
-  const whole = Math.max(1, predicted.output_tokens * predicted.tbt_ms);
-  const gone = row.first ? 1000 * (now - row.first) : 0;
-  bar.append(part("emit", 0, Math.min(1, gone / whole)));
-  text(said, `answering for ${lasting(gone / 1000)} of ${lasting(whole / 1000)} predicted`);
+  said.classList.toggle("bad-text", late > 1000);
 }
 
 function pair(cell, predicted, actual, write) {
