@@ -18,9 +18,10 @@ from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Spri
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, HandedOver, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Reason, Schedule
 from springtide.protocol.starts import DecodeStart, PrefillStart
+from springtide.protocol.timings import DecodeTimes
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
 _FOLLOWING = 8
@@ -44,8 +45,10 @@ _MOST_BETWEEN_TICKS_S = 1.0
 class GatewayCore:
     """The requests that this gateway owns: events in, actions out."""
 
-    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing) -> None:
+    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing, *, traces: bool = False) -> None:
+        """`traces`: nodes are to tell what the time of requests that have a `traceparent` goes into."""
         self._limits = limits
+        self._traces = traces
         self._gateway_id = gateway_id
         self._hashing = hashing
         self._requests: dict[RequestId, RequestState] = {}
@@ -100,6 +103,8 @@ class GatewayCore:
             case ev.Shutdown():
                 self._shut_down = True
                 return [action for state in list(self._requests.values()) for action in self._end(state, ev.Failed(_shutting_down()))]
+            case HandedOver() | DecodeTimes():
+                return []
             case Tick():
                 return self._on_tick(now)
 
@@ -229,7 +234,7 @@ class GatewayCore:
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
         start = DecodeStart(
-            state.request(attempt.attempt_id, now),
+            state.request(attempt.attempt_id, now, traces=self._traces),
             tbt_slo_ms=assignment.tbt_slo_ms,
             inlined=assignment.inlined,
             waits=waits,
@@ -248,7 +253,7 @@ class GatewayCore:
     def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
         assignment = attempt.assignment
         start = PrefillStart(
-            state.request(attempt.attempt_id, now),
+            state.request(attempt.attempt_id, now, traces=self._traces),
             decode_store_address=assignment.decode.store_address,
             decode_store_node_id=assignment.decode.node_id,
             ttft_budget_ms=state.ttft_budget_ms(assignment, now),

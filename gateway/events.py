@@ -11,10 +11,20 @@ from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, PromptLogprobs, SampledToken, TokenOutput
+from springtide.protocol.outputs import (
+    AttemptFailed,
+    AttemptSign,
+    Finish,
+    HandedOver,
+    PrefillDone,
+    PromptLogprobs,
+    SampledToken,
+    TokenOutput,
+)
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import NO_TERMS, Assignment, Rejection, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
+from springtide.protocol.timings import DecodeTimes
 
 # ---- what is scheduled ----
 
@@ -143,9 +153,12 @@ Event = (
     | StopStringHit
     | ClientGone
     | Shutdown
+    | HandedOver
+    | DecodeTimes
     | Tick
 )
-"""What comes over a wire as one word is an event as it is: an Assignment, a PrefillDone, and, from the decode node, a TokenOutput."""
+"""What comes over a wire as one word is an event as it is: an Assignment, a PrefillDone, and, from the decode node, a TokenOutput. A
+HandedOver and DecodeTimes change nothing: they are for the trace alone (gateway/tracing)."""
 
 # ---- actions ----
 

@@ -17,7 +17,7 @@ from springtide.ids import AttemptId, InstanceId
 from springtide.protocol import wire
 from springtide.protocol.codec import Encoder
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate
+from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate, HandedOver, PrefillDone
 from springtide.protocol.starts import AbortAttempt, DecodeCommand, DecodeStart, PrefillCommand, PrefillStart
 from springtide.rpc import node_pb2_grpc
 from springtide.rpc.channels import connect
@@ -101,8 +101,8 @@ class NodeSession:
                 return [ev.Signs(self.side, signs)]
             case AttemptFailed() as failed:
                 return [ev.SideFailed(self.side, failed)]
-            case done:
-                return [done]
+            case PrefillDone() | HandedOver() as event:
+                return [event]
 
     def _report(self, reason: str) -> None:
         if self._ended:
@@ -120,6 +120,7 @@ class NodeSession:
 def _decode_events(update: DecodeUpdate) -> Iterator[ev.Event]:
     for attempt_id in update.reserved:
         yield ev.DecodeReserved(attempt_id)
+    yield from update.times
     yield from update.prefilled
     yield from update.outputs
     for failed in update.failed:

@@ -204,7 +204,7 @@ class RequestState:
             return assignment.predicted_ttft_ms
         return max(0.0, assignment.ttft_slo_ms - (now - self.arrived_at) * 1000)
 
-    def request(self, attempt_id: AttemptId, now: float) -> Request:
+    def request(self, attempt_id: AttemptId, now: float, *, traces: bool) -> Request:
         """What both nodes of an attempt are to know of it."""
         return Request(
             attempt_id=attempt_id,
@@ -219,6 +219,7 @@ class RequestState:
             age_s=self._age_ms(now) / 1000,
             traceparent=self.generation.traceparent,
             idle=self.generation.terms.idle,
+            traced=traces and bool(self.generation.traceparent),
         )
 
     def live_attempt(self, attempt: AttemptState) -> LiveAttempt:

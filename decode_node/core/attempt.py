@@ -8,10 +8,12 @@ from typing import Literal
 
 from decode_node.core.actions import StepRow
 from engine.batch import SamplingRow
+from node_runtime.pass_tally import PassTally
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import PrefillDone, TokenOutput
 from springtide.protocol.starts import DecodeStart, Request
+from springtide.protocol.timings import DecodeTimes
 
 DecodePhase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
 """Where an attempt is. waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill
@@ -19,6 +21,31 @@ side fills. prefilling: holds slots, and its prompt is computed here. loading: i
 computes, or will be when there is room. running: takes part in steps, once it has a place in the batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the time of a traced attempt went into. Times are the node's."""
+
+    passes: PassTally
+    """The steps in which its prompt was computed here."""
+    slots_at: float = 0.0
+    prompt_at: float = 0.0
+    """When its prompt was in its slots."""
+    steps: int = 0
+    steps_ms: float = 0.0
+    longest_step_ms: float = 0.0
+
+    def computed(self, row: StepRow, others: int, elapsed_ms: float, now: float) -> None:
+        """A step with `row` of its prompt has ended."""
+        self.passes.passed(now - elapsed_ms / 1000, now, row.start, row.num_tokens, others)
+        self.prompt_at = now
+
+    def stepped(self, elapsed_ms: float, repeated: int) -> None:
+        """It took part in so many steps that took so long each."""
+        self.steps += repeated
+        self.steps_ms += elapsed_ms * repeated
+        self.longest_step_ms = max(self.longest_step_ms, elapsed_ms)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +92,8 @@ class DecodeAttempt:
     """What the steps took that computed its prompt."""
     last_key: BlockKey | None = None
     """The key of the last committed block, or the namespace: the parent of the next one."""
+    tally: Tally | None = None
+    """Where it is traced."""
 
     attempt_id: AttemptId = field(init=False)
     idle: bool = field(init=False)
@@ -72,6 +101,8 @@ class DecodeAttempt:
 
     def __post_init__(self) -> None:
         self.attempt_id, self.idle = self.request.attempt_id, self.request.idle
+        if self.request.traced:
+            self.tally = Tally(PassTally(self.arrived_at))
 
     @classmethod
     def of(cls, session: int, start: DecodeStart, arrived_at: float, block_tokens: int) -> DecodeAttempt:
@@ -180,7 +211,12 @@ class DecodeAttempt:
         """What is left to compute of its prompt, while prefilling."""
         return self.request.num_tokens - self.computed
 
-    def prefilled(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
+    def times(self, tally: Tally, now: float) -> DecodeTimes:
+        """What its time went into so far."""
+        age_ms, slots_ms, prompt_ms = (max(0.0, at - self.arrived_at) * 1000 for at in (now, tally.slots_at, tally.prompt_at))
+        return DecodeTimes(self.attempt_id, age_ms, slots_ms, prompt_ms, tally.steps, tally.steps_ms, tally.longest_step_ms)
+
+    def prefilled(self, output: TokenOutput, block_tokens: int, now: float) -> PrefillDone:
         """What its gateway is told when its prompt is computed, here. It waited until the first step with any of it was launched."""
         assert self.first_step_at is not None
         return PrefillDone(
@@ -188,6 +224,7 @@ class DecodeAttempt:
             cached_tokens=self.reused_blocks * block_tokens,
             queue_ms=(self.first_step_at - self.arrived_at) * 1000,
             compute_ms=self.compute_ms,
+            times=None if self.tally is None else self.tally.passes.times(now, self.tally.slots_at),
         )
 
     def complete_prompt_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:

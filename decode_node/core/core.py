@@ -48,6 +48,7 @@ from springtide.protocol.outputs import (
 )
 from springtide.protocol.sampling import Grammar
 from springtide.protocol.starts import AbortAttempt, DecodeStart
+from springtide.protocol.timings import DecodeTimes
 
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
@@ -319,14 +320,20 @@ class DecodeCore:
             case storage.Reserved(_, slots) if attempt.phase == "reserving":
                 self._claims.leave(attempt.attempt_id)
                 attempt.phase, attempt.slots = "ingesting", slots
+                if attempt.tally is not None:
+                    attempt.tally.slots_at = now
                 attempt.lease_until = now + self._settings.ingest_lease_s
                 if attempt.waits:
                     self._replies.append(SendUpdate(attempt.session, DecodeUpdate(reserved=(attempt.attempt_id,))))
                 self._grow_ahead(attempt)
             case storage.Acquired() if attempt.phase == "reserving":
                 self._claims.leave(attempt.attempt_id)
+                if attempt.tally is not None:
+                    attempt.tally.slots_at = now
                 self._acquired(attempt, notice)
             case storage.Ingested(_, first_token) if attempt.phase == "ingesting":
+                if attempt.tally is not None:
+                    attempt.tally.prompt_at = now
                 self._ingested(attempt, first_token)
             case storage.Grown(_, slots) if attempt.growth == "asked":
                 attempt.slots += slots
@@ -539,7 +546,7 @@ class DecodeCore:
             self._retry_growth()
         if ended.attempts[-1].idle:
             self._idle_turns.had(now)
-        told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone]]] = defaultdict(lambda: ([], []))
+        told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone], list[DecodeTimes]]] = defaultdict(lambda: ([], [], []))
         for i, attempt in enumerate(ended.attempts):
             if self._attempts.get(attempt.attempt_id) is not attempt:
                 continue
@@ -551,14 +558,23 @@ class DecodeCore:
                 self._fail(attempt, sampled.code, sampled.message)
                 continue
             if attempt.phase == "prefilling":
-                done = self._computed(attempt, ended.run.rows[i].num_tokens, sampled, event.elapsed_ms)
+                if attempt.tally is not None:
+                    attempt.tally.computed(ended.run.rows[i], len(ended.attempts) - 1, event.elapsed_ms, now)
+                done = self._computed(attempt, ended.run.rows[i].num_tokens, sampled, event.elapsed_ms, now)
                 if done is not None:
                     told[attempt.session][1].append(done)
             else:
                 assert sampled is not None, "a row of a sequence that runs samples"
-                told[attempt.session][0].append(self._append(attempt, sampled))
+                output = self._append(attempt, sampled)
+                told[attempt.session][0].append(output)
+                if (tally := attempt.tally) is not None:
+                    first = not tally.steps
+                    tally.stepped(event.elapsed_ms, len(sampled))
+                    if first or output.finish is not None:
+                        told[attempt.session][2].append(attempt.times(tally, now))
         self._replies += [
-            SendUpdate(session, DecodeUpdate(tuple(outputs), tuple(prefilled))) for session, (outputs, prefilled) in told.items()
+            SendUpdate(session, DecodeUpdate(tuple(outputs), tuple(prefilled), times=tuple(times)))
+            for session, (outputs, prefilled, times) in told.items()
         ]
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
@@ -586,7 +602,7 @@ class DecodeCore:
         return output
 
     def _computed(
-        self, attempt: DecodeAttempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float
+        self, attempt: DecodeAttempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float, now: float
     ) -> PrefillDone | None:
         """The step has computed so much more of its prompt; with the last of it, its first token is sampled."""
         block_tokens, request = self._settings.block_tokens, attempt.request
@@ -599,7 +615,7 @@ class DecodeCore:
             return None
         assert sampled is not None, "the row that ends a prompt samples"
         output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._settings.eos_token_ids)
-        done = attempt.prefilled(output, block_tokens)
+        done = attempt.prefilled(output, block_tokens, now)
         if output.finish is not None:
             self._forget(attempt)
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.batch import SamplingRow, Scoring, SequenceChunk
+from node_runtime.pass_tally import PassTally
 from prefill_node.core.actions import PassRow
 from springtide.ids import AttemptId, Slot
 from springtide.protocol.outputs import PrefillDone, PromptLogprobs, TokenOutput
@@ -60,11 +61,17 @@ class PrefillAttempt:
     """How long its passes waited for that, and no pass at all was in flight; also when nothing came of it."""
     scores: list[PromptLogprobs] = field(default_factory=list)
     """Of its chunks that are computed, where they are wanted."""
+    acquired_at: float = 0.0
+    """When the store gave it its slots."""
+    tally: PassTally | None = None
+    """Of its passes, where it is traced."""
     request: Request = field(init=False)
     attempt_id: AttemptId = field(init=False)
 
     def __post_init__(self) -> None:
         self.request, self.attempt_id = self.start.request, self.start.request.attempt_id
+        if self.request.traced:
+            self.tally = PassTally(self.arrived_at)
 
     @property
     def requested_at(self) -> float:
@@ -129,7 +136,7 @@ class PrefillAttempt:
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
         return PassRow(self.attempt_id, chunk, SamplingRow(request.params, prompt, output), scoring)
 
-    def done(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
+    def done(self, output: TokenOutput, block_tokens: int, bytes_per_block: int, now: float) -> PrefillDone:
         """What its gateway is told when its whole prompt is computed. Queue time lasts until the first pass, compute time is that of its
         passes, fetch time counts when something came of it; what was waited for it counts in any case."""
         assert self.first_pass_at is not None
@@ -143,4 +150,5 @@ class PrefillAttempt:
             fetch_ms=self.fetch_ms if fetched_blocks > 0 else 0.0,
             fetch_wait_ms=self.fetch_wait_ms,
             prompt_logprobs=None if self.num_top is None else PromptLogprobs.joined(self.scores),
+            times=None if self.tally is None else self.tally.times(now, self.acquired_at, self.asked_at, fetched_blocks * bytes_per_block),
         )

@@ -32,6 +32,7 @@ from springtide.protocol.outputs import (
     AttemptSign,
     Failure,
     FailureCode,
+    HandedOver,
     PromptLogprobs,
     SampledToken,
     token_output,
@@ -278,7 +279,7 @@ class PrefillCore:
             return
         match notice:
             case storage.Acquired() if attempt.phase == "acquiring":
-                self._acquired(attempt, notice)
+                self._acquired(attempt, notice, now)
             case storage.FetchProgress(_, layers) if attempt.fetching:
                 attempt.layers_arrived = max(attempt.layers_arrived, layers)
                 if attempt.layers_arrived == self._groups.layers:
@@ -286,7 +287,9 @@ class PrefillCore:
                 self._push_prefix(attempt)
             case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
                 self._truncated(attempt, valid_blocks, now)
-            case storage.HandedOver() if attempt.phase == "handing-over":
+            case HandedOver() if attempt.phase == "handing-over":
+                if attempt.request.traced:
+                    self._out.append(SendUpdate(attempt.session, notice))
                 self._take_off(attempt)
             case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
                 self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, failure)))
@@ -311,8 +314,9 @@ class PrefillCore:
             attempt.attempt_id, request.num_blocks, attempt.requested_at, deadline, now, tenant=request.tenant, quota_used=quota_used
         )
 
-    def _acquired(self, attempt: PrefillAttempt, notice: storage.Acquired) -> None:
+    def _acquired(self, attempt: PrefillAttempt, notice: storage.Acquired, now: float) -> None:
         self._claims.leave(attempt.attempt_id)
+        attempt.acquired_at = now
         attempt.phase = "running"
         attempt.slots = notice.slots
         attempt.local_blocks = notice.local_blocks
@@ -412,7 +416,7 @@ class PrefillCore:
             attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
         pushes = due_pushes(chosen, self._groups, self._block_tokens)
         stays = not self._settings.breaks_off or self._idle_turns.overdue(now)
-        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late, stays))
+        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late, stays, now))
 
     def _pass_ended(self, event: ev.PassEnded, now: float) -> None:
         ended = self._passes.end(event.pass_id)
@@ -439,6 +443,9 @@ class PrefillCore:
                     attempt.launched = attempt.computed
                 case ev.PassDone(_, sampled, elapsed_ms, _, scores):
                     attempt.compute_ms += elapsed_ms
+                    if attempt.tally is not None:
+                        chunk, others = row.chunk, len(ended.run.rows) - 1
+                        attempt.tally.passed(ended.began_at, now, chunk.start, len(chunk.token_ids), others, waited_ms, event.stages)
                     if not discarded:
                         if row.scoring is not None:
                             attempt.scores.append(_scores_of(scores, i))
@@ -486,7 +493,7 @@ class PrefillCore:
             if isinstance(sampled, Failure):
                 self._fail(attempt, sampled)
             else:
-                self._finish(attempt, sampled)
+                self._finish(attempt, sampled, now)
 
     def _commit(self, attempt: PrefillAttempt) -> None:
         complete = attempt.computed // self._block_tokens
@@ -495,10 +502,10 @@ class PrefillCore:
             self._out.append(storage.Commit(attempt.attempt_id, attempt.committed_blocks, keys))
             attempt.committed_blocks = complete
 
-    def _finish(self, attempt: PrefillAttempt, sampled: SampledToken) -> None:
+    def _finish(self, attempt: PrefillAttempt, sampled: SampledToken, now: float) -> None:
         request = attempt.request
         output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._settings.eos_token_ids)
-        self._out.append(SendUpdate(attempt.session, attempt.done(output, self._block_tokens)))
+        self._out.append(SendUpdate(attempt.session, attempt.done(output, self._block_tokens, self._groups.bytes_per_slot, now)))
         if output.finish is not None:
             # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.
             self._forget(attempt)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from node_runtime.events import EngineEvent
 from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
 from springtide.protocol.starts import PrefillStart
+from springtide.protocol.timings import StageTimes
 from springtide.values import value_class
 
 
@@ -32,6 +33,8 @@ class PassDone:
     """Of each row; None for rows that want none, and nothing at all where no row wants any."""
     beside_idle: bool | None = None
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
+    stages: tuple[StageTimes, ...] = ()
+    """Each stage's part, the first one's first; empty where nobody knows."""
 
 
 @value_class(frozen=True, slots=True)

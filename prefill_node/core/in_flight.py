@@ -21,6 +21,7 @@ class PassInFlight:
     """The pass before it, if that was in flight when it began."""
     late: bool
     """There had been room for it before it began."""
+    began_at: float = 0.0
     left: bool = False
     """The first stage is done with it."""
     gives_way: bool | None = False
@@ -83,7 +84,13 @@ class PassesInFlight:
         return [one.run for one in self if one.left][self._stages - 1 :]
 
     def launch(
-        self, chosen: Sequence[tuple[PrefillAttempt, int]], pushes: tuple[Push, ...], predicted_ms: float, late: bool, stays: bool = False
+        self,
+        chosen: Sequence[tuple[PrefillAttempt, int]],
+        pushes: tuple[Push, ...],
+        predicted_ms: float,
+        late: bool,
+        stays: bool = False,
+        now: float = 0.0,
     ) -> RunPass:
         """Begins a pass of the next tokens of these attempts. `late`: as of PassInFlight. `stays`: it gives way to nobody."""
         assert self.has_room
@@ -94,7 +101,7 @@ class PassesInFlight:
             attempt.launched += num_tokens
         run = RunPass(self._next_id, rows, pushes, awaits, predicted_ms, all(attempt.idle for attempt, _ in chosen))
         behind = self._last.run if self._last is not None else None
-        self._passes[run.pass_id] = PassInFlight(run, behind, late, gives_way=None if stays or not run.idle else False)
+        self._passes[run.pass_id] = PassInFlight(run, behind, late, now, gives_way=None if stays or not run.idle else False)
         self._next_id += 1
         return run
 

@@ -19,6 +19,10 @@ class LayerGroups:
     bytes_per_slab: int
     unit_bytes: int
 
+    @property
+    def bytes_per_slot(self) -> int:
+        return self.layers * self.bytes_per_slab
+
     def layers_per_unit(self, num_blocks: int) -> int:
         return min(self.layers, max(1, -(-self.unit_bytes // (num_blocks * self.bytes_per_slab))))
 

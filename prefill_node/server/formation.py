@@ -201,7 +201,7 @@ class Formation:
         try:
             return self._compute_part(one)
         finally:  # Here, not where the event loop learns of it: the next pass may have ended by then.
-            one.heard_at = time.perf_counter()
+            one.heard_at[0] = time.perf_counter()
 
     def _compute_part(self, one: StagedPass) -> StagePassEnded:
         run, link, pushes = one.run, one.launch.link, one.pushes[0]
@@ -259,7 +259,7 @@ class Formation:
                     one.pushes[number].send(one.launch.link, layer_end)
             case StagePassEnded() as result:
                 one = self._passes[result.pass_id]
-                one.heard_at = time.perf_counter()
+                one.heard_at[number] = time.perf_counter()
                 self._take_result(number, one, result)
 
     def _take_result(self, number: int, one: StagedPass, result: StagePassEnded) -> None:
@@ -274,11 +274,11 @@ class Formation:
     def _conclude(self, one: StagedPass) -> None:
         run, results = one.run, [result for result in one.results if result is not None]
         # Since when it, the oldest pass, has had no other one before it, to when it was through.
-        elapsed_s = max(one.heard_at, self._last_end) - max(one.began, self._last_end)
-        ended = conclude(run, results, elapsed_s * 1000)
+        elapsed_s = max(one.through_at, self._last_end) - max(one.began, self._last_end)
+        ended = conclude(run, results, elapsed_s * 1000, one.times())
         del self._passes[run.pass_id]
         self.stalled = ""
-        self._last_end = max(one.heard_at, self._last_end)
+        self._last_end = max(one.through_at, self._last_end)
         for stage, result in enumerate(results):
             metrics.STAGE_BUSY_SECONDS.labels(str(stage)).inc(result.busy_ms / 1000)
         one.launch.results(results)

@@ -15,6 +15,7 @@ from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import Failure, FailureCode
 from springtide.protocol.stages import StageOutcome, StagePassEnded
+from springtide.protocol.timings import StageTimes
 
 PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
 
@@ -55,9 +56,12 @@ class StagedPass:
     """The pushes of each stage's part."""
     results: list[StagePassEnded | None]
     """What each stage says of its part, once it has ended."""
+    heard_at: list[float] = field(init=False)
+    """When the result of each stage was there."""
     began: float = field(default_factory=time.perf_counter)
-    heard_at: float = 0.0
-    """When the last of the results, so far, was there."""
+
+    def __post_init__(self) -> None:
+        self.heard_at = [0.0] * len(self.results)
 
     @property
     def run(self) -> RunPass:
@@ -67,6 +71,19 @@ class StagedPass:
     def ended(self) -> bool:
         """Whether no stage is at it any more."""
         return None not in self.results
+
+    @property
+    def through_at(self) -> float:
+        """When the last of the results, so far, was there."""
+        return max(self.heard_at)
+
+    def times(self) -> tuple[StageTimes, ...]:
+        """Each stage's part, once it has ended."""
+        return tuple(
+            StageTimes((heard_at - self.began) * 1000, result.busy_ms, result.waited_ms)
+            for heard_at, result in zip(self.heard_at, self.results, strict=True)
+            if result is not None
+        )
 
 
 def longest_pass_s(run: RunPass, lease_s: float, layers: int) -> float:
@@ -80,7 +97,7 @@ def waits_for_prefix(run: RunPass, link: StoreLink | None, layers: int) -> bool:
     return run.awaits is not None and link is not None and link.waits(AttemptId(run.awaits), layers)
 
 
-def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float) -> PassEnded:
+def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float, stages: tuple[StageTimes, ...] = ()) -> PassEnded:
     """What the pass comes to, from what the stages say, the first one first."""
     why = next((result for result in results if result.outcome is not StageOutcome.DONE), None)
     waited_ms = sum(result.waited_ms for result in results)
@@ -98,7 +115,7 @@ def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float)
         )
         sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
         scored = [next(scores) if row.scoring is not None else None for row in run.rows] if scoring else ()
-        return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms, scored)
+        return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms, scored, stages=stages)
     if why.outcome is StageOutcome.VOID:
         return PassGaveWay(run.pass_id)
     if why.outcome in (StageOutcome.PREFIX_MISSING, StageOutcome.PREFIX_OVERDUE):

@@ -27,7 +27,7 @@ from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation
 from springtide.protocol import storage, wire
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import AttemptFailed, PrefillDone, PrefillUpdate
+from springtide.protocol.outputs import AttemptFailed, HandedOver, PrefillDone, PrefillUpdate
 from springtide.protocol.starts import PrefillStart
 from springtide.rpc import node_pb2_grpc
 
@@ -149,7 +149,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
                 metrics.QUEUE_SECONDS.set(load.queue_ms / 1000)
                 self.vllm.doing(load, self.num_held)
                 self._transfers.keep(load.attempt_ids)
-            case storage.HandedOver():
+            case HandedOver():
                 metrics.HAND_OVER_BYTES.inc(event.num_bytes)
                 self._transfers.handed_over(event, self._clock.now())
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from prefill_node import metrics
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import PrefillDone
+from springtide.protocol.outputs import HandedOver, PrefillDone
 from springtide.protocol.starts import Request
-from springtide.protocol.storage import HandedOver
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from springtide.choices import EvictionName
 from springtide.errors import PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, HandedOver
 
 LAYER_GROUPS = 2
 """In which prefixes arrive: the first is told at once, so that the engine may wait layer by layer, the last when all is there."""
@@ -250,7 +250,7 @@ class SimStore:
         self._hand_overs.pop(hand_over.attempt_id, None)
         self.pool.end_hand_over(hand_over.attempt_id)
         hand_over.destination._ingested(hand_over, self)
-        self.notify(storage.HandedOver(hand_over.attempt_id, hand_over.num_blocks * self._bytes_per_block))
+        self.notify(HandedOver(hand_over.attempt_id, hand_over.num_blocks * self._bytes_per_block))
         self.changed()
 
     def _ingested(self, hand_over: SimHandOver, writer: SimStore) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from springtide.ids import AttemptId
 from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.timings import DecodeTimes, PrefillTimes
 from springtide.values import value_class
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -118,6 +119,8 @@ class PrefillDone:
     """How long passes waited for them, and the group had nothing else to do before them: what of `fetch_ms` was not hidden behind work."""
     prompt_logprobs: PromptLogprobs | None = None
     """Of all its tokens after the first, where the parameters ask for them and no token has been sent before."""
+    times: PrefillTimes | None = None
+    """Of an attempt that is traced."""
 
 
 class FailureCode(Enum):
@@ -164,6 +167,18 @@ class AttemptFailed:
 
 
 @value_class(frozen=True, slots=True)
+class HandedOver:
+    """The decode side has everything."""
+
+    attempt_id: AttemptId
+    num_bytes: int
+    span_ms: float = 0.0
+    """From the begin of the first write until the last one, the seal, was acknowledged."""
+    write_ms: float = 0.0
+    """Of those, while slabs were being written."""
+
+
+@value_class(frozen=True, slots=True)
 class AttemptSign:
     """An attempt is known at the node that sends this."""
 
@@ -181,8 +196,8 @@ class AttemptSigns:
     signs: tuple[AttemptSign, ...]
 
 
-PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns
-"""From a prefill group to a gateway."""
+PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns | HandedOver
+"""From a prefill group to a gateway; HandedOver of attempts that are traced."""
 
 
 @value_class(frozen=True, slots=True)
@@ -197,6 +212,8 @@ class DecodeUpdate:
     """Attempts that waited for room and have their slots now."""
     failed: tuple[AttemptFailed, ...] = ()
     signs: AttemptSigns | None = None
+    times: tuple[DecodeTimes, ...] = ()
+    """Of attempts that are traced, with their first step and their last."""
 
 
 def finish_of(token_id: int, num_output_tokens: int, params: SamplingParams, eos_ids: Collection[int]) -> Finish | None:

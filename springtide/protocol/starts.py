@@ -38,9 +38,11 @@ class Request:
     """How long ago it arrived at its gateway, whatever attempts it has had since: where there is not room for all, who has waited longest
     for so much goes first, and the youngest gives way."""
     traceparent: str = ""
-    """W3C Trace Context header of the request's span; empty when it is not traced."""
+    """W3C Trace Context header of the request's span or, where it has none, of the client's; empty when there is neither."""
     idle: bool = False
     """As of Terms: it gives way to all that are not, and never waits for room at a node."""
+    traced: bool = False
+    """What its time goes into is to be told (springtide/protocol/timings.py)."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)

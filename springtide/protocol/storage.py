@@ -10,7 +10,7 @@ from springtide.blocks import checked_keys
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
 from springtide.protocol.codec import As
-from springtide.protocol.outputs import AttemptFailed, Failure
+from springtide.protocol.outputs import AttemptFailed, Failure, HandedOver
 from springtide.protocol.scheduling import PrefixSource
 from springtide.values import value_class
 
@@ -205,18 +205,6 @@ class Grown:
 
     attempt_id: AttemptId
     slots: tuple[Slot, ...]
-
-
-@value_class(frozen=True, slots=True)
-class HandedOver:
-    """The decode side has everything."""
-
-    attempt_id: AttemptId
-    num_bytes: int
-    span_ms: float = 0.0
-    """From the begin of the first write until the last one, the seal, was acknowledged."""
-    write_ms: float = 0.0
-    """Of those, while slabs were being written."""
 
 
 @value_class(frozen=True, slots=True)

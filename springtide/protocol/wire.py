@@ -15,6 +15,7 @@ from springtide.protocol import (
     starts,
     status,
     storage,
+    timings,
     usage,
 )
 from springtide.protocol.codec import Codec, OneOf
@@ -88,10 +89,15 @@ FAILURE = Codec(outputs.Failure, common_pb2.Failure)
 ATTEMPT_FAILED = Codec(outputs.AttemptFailed, common_pb2.AttemptFailed)
 ATTEMPT_SIGN = Codec(outputs.AttemptSign, node_pb2.AttemptSign)
 ATTEMPT_SIGNS = Codec(outputs.AttemptSigns, node_pb2.AttemptSigns)
+HANDED_OVER = Codec(outputs.HandedOver, common_pb2.HandedOver)
+STAGE_TIMES = Codec(timings.StageTimes, node_pb2.StageTimes)
+PASS_TIMES = Codec(timings.PassTimes, node_pb2.PassTimes)
+PREFILL_TIMES = Codec(timings.PrefillTimes, node_pb2.PrefillTimes)
+DECODE_TIMES = Codec(timings.DecodeTimes, node_pb2.DecodeTimes)
 PROMPT_LOGPROBS = Codec(outputs.PromptLogprobs, common_pb2.PromptLogprobs)
 PREFILL_DONE = Codec(outputs.PrefillDone, node_pb2.PrefillDone)
 PREFILL_UPDATE: OneOf[outputs.PrefillUpdate, node_pb2.PrefillUpdate] = OneOf(
-    node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS
+    node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS, handed_over=HANDED_OVER
 )
 DECODE_UPDATE = Codec(outputs.DecodeUpdate, node_pb2.DecodeUpdate)
 KEPT_TOKENS = Codec(usage.KeptTokens, inference_pb2.KeptTokens)
@@ -138,7 +144,7 @@ STORE_NOTICE: OneOf[storage.StoreNotice, store_pb2.StoreNotice] = OneOf(
     reserved=Codec(storage.Reserved, store_pb2.Reserved),
     ingested=Codec(storage.Ingested, store_pb2.Ingested),
     grown=Codec(storage.Grown, store_pb2.Grown),
-    handed_over=Codec(storage.HandedOver, store_pb2.HandedOver),
+    handed_over=HANDED_OVER,
     hand_over_failed=Codec(storage.HandOverFailed, store_pb2.HandOverFailed),
     attempt_failed=ATTEMPT_FAILED,
     load=Codec(storage.StoreLoad, store_pb2.StoreLoad),

@@ -162,6 +162,18 @@ class AttemptFailed(_message.Message):
     failure: Failure
     def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
+class HandedOver(_message.Message):
+    __slots__ = ("attempt_id", "num_bytes", "span_ms", "write_ms")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPAN_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITE_MS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    num_bytes: int
+    span_ms: float
+    write_ms: float
+    def __init__(self, attempt_id: _Optional[str] = ..., num_bytes: _Optional[int] = ..., span_ms: _Optional[float] = ..., write_ms: _Optional[float] = ...) -> None: ...
+
 class TokenOutput(_message.Message):
     __slots__ = ("attempt_id", "position", "tokens", "finish", "stop_token")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]

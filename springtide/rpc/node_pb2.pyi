@@ -28,7 +28,7 @@ class PrefillCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("attempt_id", "request_id", "tenant", "token_ids", "num_prompt_tokens", "params", "namespace", "keys", "block_tokens", "age_s", "traceparent", "idle")
+    __slots__ = ("attempt_id", "request_id", "tenant", "token_ids", "num_prompt_tokens", "params", "namespace", "keys", "block_tokens", "age_s", "traceparent", "idle", "traced")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Request(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     request_id: str
     tenant: str
@@ -53,7 +54,8 @@ class Request(_message.Message):
     age_s: float
     traceparent: str
     idle: bool
-    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., idle: _Optional[bool] = ...) -> None: ...
+    traced: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., idle: _Optional[bool] = ..., traced: _Optional[bool] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
     __slots__ = ("request", "decode_store_address", "decode_store_node_id", "ttft_budget_ms", "sources")
@@ -76,14 +78,16 @@ class AbortAttempt(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
 
 class PrefillUpdate(_message.Message):
-    __slots__ = ("done", "failed", "signs")
+    __slots__ = ("done", "failed", "signs", "handed_over")
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SIGNS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     done: PrefillDone
     failed: _common_pb2.AttemptFailed
     signs: AttemptSigns
-    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
+    handed_over: _common_pb2.HandedOver
+    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ..., handed_over: _Optional[_Union[_common_pb2.HandedOver, _Mapping]] = ...) -> None: ...
 
 class AttemptSigns(_message.Message):
     __slots__ = ("signs",)
@@ -102,7 +106,7 @@ class AttemptSign(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., computed_tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms", "prompt_logprobs")
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms", "prompt_logprobs", "times")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +115,7 @@ class PrefillDone(_message.Message):
     FETCH_MS_FIELD_NUMBER: _ClassVar[int]
     FETCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     output: _common_pb2.TokenOutput
     cached_tokens: int
     remote_tokens: int
@@ -119,7 +124,52 @@ class PrefillDone(_message.Message):
     fetch_ms: float
     fetch_wait_ms: float
     prompt_logprobs: _common_pb2.PromptLogprobs
-    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    times: PrefillTimes
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ...) -> None: ...
+
+class PrefillTimes(_message.Message):
+    __slots__ = ("age_ms", "slots_ms", "fetch_at_ms", "fetch_bytes", "passes", "passes_left_out")
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    PASSES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    age_ms: float
+    slots_ms: float
+    fetch_at_ms: float
+    fetch_bytes: int
+    passes: _containers.RepeatedCompositeFieldContainer[PassTimes]
+    passes_left_out: int
+    def __init__(self, age_ms: _Optional[float] = ..., slots_ms: _Optional[float] = ..., fetch_at_ms: _Optional[float] = ..., fetch_bytes: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[PassTimes, _Mapping]]] = ..., passes_left_out: _Optional[int] = ...) -> None: ...
+
+class PassTimes(_message.Message):
+    __slots__ = ("at_ms", "took_ms", "start", "num_tokens", "others", "waited_ms", "stages")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    at_ms: float
+    took_ms: float
+    start: int
+    num_tokens: int
+    others: int
+    waited_ms: float
+    stages: _containers.RepeatedCompositeFieldContainer[StageTimes]
+    def __init__(self, at_ms: _Optional[float] = ..., took_ms: _Optional[float] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., others: _Optional[int] = ..., waited_ms: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
+
+class StageTimes(_message.Message):
+    __slots__ = ("end_ms", "busy_ms", "waited_ms")
+    END_MS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    end_ms: float
+    busy_ms: float
+    waited_ms: float
+    def __init__(self, end_ms: _Optional[float] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
     __slots__ = ("start", "abort")
@@ -146,18 +196,38 @@ class DecodeStart(_message.Message):
     def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("outputs", "prefilled", "reserved", "failed", "signs")
+    __slots__ = ("outputs", "prefilled", "reserved", "failed", "signs", "times")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SIGNS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
     prefilled: _containers.RepeatedCompositeFieldContainer[PrefillDone]
     reserved: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptFailed]
     signs: AttemptSigns
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[_common_pb2.AttemptFailed, _Mapping]]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
+    times: _containers.RepeatedCompositeFieldContainer[DecodeTimes]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[_common_pb2.AttemptFailed, _Mapping]]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ..., times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ...) -> None: ...
+
+class DecodeTimes(_message.Message):
+    __slots__ = ("attempt_id", "age_ms", "slots_ms", "prompt_ms", "steps", "steps_ms", "longest_step_ms")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_MS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    age_ms: float
+    slots_ms: float
+    prompt_ms: float
+    steps: int
+    steps_ms: float
+    longest_step_ms: float
+    def __init__(self, attempt_id: _Optional[str] = ..., age_ms: _Optional[float] = ..., slots_ms: _Optional[float] = ..., prompt_ms: _Optional[float] = ..., steps: _Optional[int] = ..., steps_ms: _Optional[float] = ..., longest_step_ms: _Optional[float] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

@@ -657,11 +657,11 @@ class StoreNotice(_message.Message):
     reserved: Reserved
     ingested: Ingested
     grown: Grown
-    handed_over: HandedOver
+    handed_over: _common_pb2.HandedOver
     hand_over_failed: HandOverFailed
     attempt_failed: _common_pb2.AttemptFailed
     load: StoreLoad
-    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., acquired: _Optional[_Union[Acquired, _Mapping]] = ..., fetch_progress: _Optional[_Union[FetchProgress, _Mapping]] = ..., fetch_truncated: _Optional[_Union[FetchTruncated, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., ingested: _Optional[_Union[Ingested, _Mapping]] = ..., grown: _Optional[_Union[Grown, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., hand_over_failed: _Optional[_Union[HandOverFailed, _Mapping]] = ..., attempt_failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., acquired: _Optional[_Union[Acquired, _Mapping]] = ..., fetch_progress: _Optional[_Union[FetchProgress, _Mapping]] = ..., fetch_truncated: _Optional[_Union[FetchTruncated, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., ingested: _Optional[_Union[Ingested, _Mapping]] = ..., grown: _Optional[_Union[Grown, _Mapping]] = ..., handed_over: _Optional[_Union[_common_pb2.HandedOver, _Mapping]] = ..., hand_over_failed: _Optional[_Union[HandOverFailed, _Mapping]] = ..., attempt_failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
     __slots__ = ("node_id", "incarnation", "num_slots", "address")
@@ -728,18 +728,6 @@ class Grown(_message.Message):
     attempt_id: str
     slots: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, attempt_id: _Optional[str] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class HandedOver(_message.Message):
-    __slots__ = ("attempt_id", "num_bytes", "span_ms", "write_ms")
-    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SPAN_MS_FIELD_NUMBER: _ClassVar[int]
-    WRITE_MS_FIELD_NUMBER: _ClassVar[int]
-    attempt_id: str
-    num_bytes: int
-    span_ms: float
-    write_ms: float
-    def __init__(self, attempt_id: _Optional[str] = ..., num_bytes: _Optional[int] = ..., span_ms: _Optional[float] = ..., write_ms: _Optional[float] = ...) -> None: ...
 
 class HandOverFailed(_message.Message):
     __slots__ = ("attempt_id", "failure")

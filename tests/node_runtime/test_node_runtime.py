@@ -17,7 +17,7 @@ from springtide.errors import ConfigError, InvalidRequest
 from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
 from springtide.protocol import storage, wire
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, HandedOver
 from springtide.protocol.scheduling import PrefixSource
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from tests.support.node_core import BLOCK_TOKENS, INFO, NAMESPACE
@@ -187,7 +187,7 @@ def test_orders_and_notices_come_through_the_wire_as_they_are() -> None:
         storage.Reserved(attempt, (Slot(4),), 0),
         storage.Ingested(attempt, 9),
         storage.Grown(attempt, (Slot(6),)),
-        storage.HandedOver(attempt, 100, 2.5, 1.5),
+        HandedOver(attempt, 100, 2.5, 1.5),
         storage.HandOverFailed(attempt, failure),
         AttemptFailed(attempt, failure),
         storage.StoreLoad(1, 2, 64),

@@ -24,7 +24,7 @@ from springtide.cost import PrefillCost
 from springtide.ids import NodeId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, PromptLogprobs, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, HandedOver, PrefillDone, PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, PrefillStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
@@ -104,7 +104,7 @@ def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() ->
     done = only(actions, SendUpdate)[0].update
     assert done.output.tokens == (SampledToken(7),) and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
     assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
-    assert node.tell(storage.HandedOver("a", 1)) == [] and not node.core.has_work
+    assert node.tell(HandedOver("a", 1)) == [] and not node.core.has_work
 
 
 def scores_of(tokens: int) -> PromptLogprobs:
@@ -689,7 +689,7 @@ class World:
         name = self.handing_over.pop()
         self.store.handing_over.discard(name)
         if self.data.draw(st.booleans(), label="handed over"):
-            self.tell(storage.HandedOver(name, 100))
+            self.tell(HandedOver(name, 100))
         else:
             self.tell(storage.HandOverFailed(name, failure(FailureCode.PEER_LOST)))
 

@@ -253,6 +253,19 @@ async def test_a_pass_that_hangs_in_a_stage_which_still_talks_ends_the_formation
         await group.form(scratch(group))
 
 
+async def test_a_pass_that_is_done_says_when_each_stage_was_at_it(tmp_path: Path, model: Path) -> None:
+    async with a_group(tmp_path, model) as group:
+        formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()
+        run = RunPass(0, (PassRow("a", SequenceChunk((1,) * 8, 0, (0,)), None),), ())
+        formed.launch(Launch(run, None, lambda _, event: told.append(event)))
+        await until(lambda: len(told) == 2)
+    left, done = told
+    assert left == PassLeft(0) and isinstance(done, PassDone)
+    first, second = done.stages
+    assert 0 < first.busy_ms <= first.end_ms < second.end_ms and 0 < second.busy_ms <= second.end_ms - first.end_ms
+    assert done.elapsed_ms == pytest.approx(second.end_ms)
+
+
 async def test_a_pass_that_cannot_even_begin_fails_and_the_next_one_runs(tmp_path: Path, model: Path) -> None:
     async with a_group(tmp_path, model, (range(4),)) as group:
         formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()

@@ -10,7 +10,7 @@ from node_runtime.quiet import MOST_REST_S
 from prefill_node.core.actions import Action, GiveWay, RunPass
 from springtide.clock import Tick
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, FailureCode, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, HandedOver, SampledToken
 from springtide.protocol.storage import Acquire, Acquired, Release
 from tests.prefill_node.test_prefill_core import NUM_SLOTS, Node, ev, only, start
 from tests.support.node_core import failure
@@ -131,7 +131,7 @@ def passes_of(node: Node, slots: int, elapsed_ms: float, beside_idle: bool) -> N
     for i in range(16):
         (run,) = only(begin(node, f"{elapsed_ms} {i}", 9, idle=False, first_slot=slots), RunPass)
         node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], elapsed_ms, beside_idle=beside_idle))
-        node.tell(storage.HandedOver(f"{elapsed_ms} {i}", 1))
+        node.tell(HandedOver(f"{elapsed_ms} {i}", 1))
 
 
 def test_quiet_is_wanted_for_as_long_as_there_is_something_to_compute_that_idle_work_slows() -> None:

@@ -14,9 +14,8 @@ import pytest
 from messenger.tcp.transport import TcpTransport
 from prefill_node.server.transfers import PromptTransfers
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import Finish, HandedOver, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.storage import HandedOver
 from tests.support.engine_nodes import EngineNodes
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama

@@ -22,9 +22,9 @@ from messenger.base import TransferTimeout
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.protocol import wire
+from springtide.protocol.outputs import HandedOver
 from springtide.protocol.storage import (
     CloseIngest,
-    HandedOver,
     HandOverFailed,
     IngestSeal,
     IngestTargets,

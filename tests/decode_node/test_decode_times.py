@@ -1,0 +1,73 @@
+"""What a decode node tells of a traced attempt's time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from decode_node.core import events as ev
+from decode_node.core.actions import Action, RunStep
+from node_runtime import events
+from node_runtime.events import SendUpdate
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.storage import Ingested
+from springtide.protocol.timings import DecodeTimes, PassTimes
+from tests.support.decode_core import Node, only, prefilled, start
+
+
+def traced(begin: events.Start) -> events.Start:  # type: ignore[type-arg]
+    return replace(begin, start=replace(begin.start, request=replace(begin.start.request, traced=True)))
+
+
+def told(actions: list[Action]) -> list[DecodeTimes]:
+    return [times for reply in only(actions, SendUpdate) for times in reply.update.times]
+
+
+def step(node: Node, actions: list[Action], elapsed_ms: float) -> list[Action]:
+    (run,) = only(actions, RunStep)
+    node.now += elapsed_ms / 1000
+    return node.tell(ev.StepDone(run.step_id, [[SampledToken(5)] for _ in run.rows], elapsed_ms))
+
+
+def test_a_traced_output_tells_what_its_time_went_into_with_its_first_step_and_its_last() -> None:
+    node = Node()
+    node.now = 5.0
+    node.tell(traced(start("a", 10, max_tokens=5)))
+    node.now = 5.25
+    actions = node.tell(Ingested("a", 100))
+    told_by_step = []
+    for elapsed_ms in (10.0, 40.0, 20.0, 30.0):
+        actions = step(node, actions, elapsed_ms)
+        told_by_step.append(told(actions))
+    assert told_by_step == [
+        [DecodeTimes("a", pytest.approx(260.0), 0.0, pytest.approx(250.0), 1, 10.0, 10.0)],
+        [],
+        [],
+        [DecodeTimes("a", pytest.approx(350.0), 0.0, pytest.approx(250.0), 4, 100.0, 40.0)],
+    ]
+
+
+def test_of_an_untraced_output_nothing_is_told() -> None:
+    node = Node()
+    actions = node.join(start("a", 10, max_tokens=3))
+    seen = step(node, actions, 10.0)
+    seen += step(node, seen, 10.0)
+    assert told(seen) == []
+
+
+def test_a_traced_prompt_that_is_inlined_tells_of_each_step_that_computed_it() -> None:
+    node = Node()
+    node.now = 1.0
+    actions = node.tell(traced(start("a", 18, inlined=True, max_tokens=3)))
+    seen: list[Action] = []
+    while not prefilled(seen):
+        (run,) = only(actions, RunStep)
+        node.now += 0.5
+        sampled = [[SampledToken(5)] if row.samples else None for row in run.rows]
+        actions = node.tell(ev.StepDone(run.step_id, sampled, 500.0))
+        seen += actions
+    (done,) = prefilled(seen)
+    assert done.times is not None and done.times.age_ms == pytest.approx(1000 * (node.now - 1.0))
+    assert sum(one.num_tokens for one in done.times.passes) == 18
+    assert done.times.passes[0] == PassTimes(0.0, pytest.approx(500.0), 0, done.times.passes[0].num_tokens)
