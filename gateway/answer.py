@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,12 +31,15 @@ from gateway.output import Answer, CallBegun, Delta, Ending, Part, PlacedToken, 
 from gateway.prepare import Origin, PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tool_calls.reading import Reading
+from gateway.tracing.record import RequestTrace
+from gateway.tracing.tracer import Tracer
 from springtide.clock import Clock
 from springtide.config import ServerConfig
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, PromptLogprobs, SampledToken
 from springtide.protocol.usage import KeptTokens, Usage
+from springtide.trace_context import TRACE_IDS
 
 logger = logging.getLogger(__name__)
 
@@ -462,6 +466,8 @@ class ApiBackend:
     """The contexts that are kept."""
     background: Background
     grammars: GrammarChecker
+    tracer: Tracer | None = None
+    """None: nothing is traced."""
 
     def start(self, request: PreparedRequest) -> AnswerStream:
         """Whoever asked for it, what is served of it is written down, and settled with what was taken of the caller's limits."""
@@ -472,6 +478,19 @@ class ApiBackend:
             return self.accounts.meter(request.usage_row, request.receipt, lambda: answer.served)
 
         return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars, on_begin)
+
+    def traced(self, request_id: str, traceparent: str, endpoint: str, operation: str) -> RequestTrace | None:
+        """The trace of a request that has just come with this `traceparent`, or none, for what OpenTelemetry calls `operation`; None: it is
+        not traced. It ends by `end_trace`."""
+        if self.tracer is None:
+            TRACE_IDS.note(request_id, traceparent)
+            return None
+        return self.tracer.begin(request_id, traceparent, endpoint, operation, self.clock.now(), time.time_ns())
+
+    def end_trace(self, trace: RequestTrace | None, status: str) -> None:
+        """The request is answered, with this status, as far as whoever asked is concerned."""
+        if self.tracer is not None and trace is not None:
+            self.tracer.end(trace, status, self.clock.now())
 
     async def begun_with_cache(self, request: ApiRequest, origin: Origin, num_bytes: int = UNKNOWN_BYTES) -> PreparedRequest:
         """What runs of a request that names a context cache, and has so many bytes itself. Raises InvalidRequest."""

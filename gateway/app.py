@@ -37,6 +37,8 @@ from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.state import Limits
 from gateway.tenancy import TenantHashing
+from gateway.tracing.otlp import Destination, TraceExporter
+from gateway.tracing.tracer import Sampling, Tracer
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -100,11 +102,12 @@ class GatewayServer:
         self._membership = Membership.of(config, self._credentials)
         self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
         limits = _limits(config)
-        self._core = GatewayCore(limits, self._gateway_id, self._hashing)
+        self._traces, self._tracer = _tracing(config, arguments.instance_id)
+        self._core = GatewayCore(limits, self._gateway_id, self._hashing, traces=self._tracer is not None)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
         objectives = metrics.Objectives(config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
-        self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials)
+        self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials, self._tracer)
         self._accounts = Accounts(
             self._valkey,
             config.cluster,
@@ -185,6 +188,9 @@ class GatewayServer:
         await self._background.close()
         await self._grammars.close()
         await self._runner.close()
+        if self._tracer is not None and self._traces is not None:
+            self._tracer.look(self._clock.now(), linger_s=0.0)
+            await asyncio.to_thread(self._traces.close)
         await self._conductor.close()
         await self._accounts.close()
         await self._membership.close()
@@ -278,6 +284,7 @@ class GatewayServer:
             self._desk,
             self._background,
             self._grammars,
+            self._tracer,
         )
 
     async def _announce(self) -> None:
@@ -295,6 +302,24 @@ class GatewayServer:
 
     def _serve_metrics(self) -> str:
         return serve_metrics(self._credentials, self._arguments.bind_host, self._arguments.metrics_port)
+
+
+def _tracing(config: ClusterConfig, instance_id: str) -> tuple[TraceExporter | None, Tracer | None]:
+    """Who sends traces, and who gathers them; nobody where they go nowhere. Raises ConfigError for a setting; a variable may be meant for
+    others, and costs the traces alone."""
+    try:
+        destination = Destination.of(config.tracing, os.environ)
+        if destination is None:
+            return None, None
+        exporter = TraceExporter(destination.url, instance_id)
+    except ConfigError as error:
+        if config.tracing.endpoint is not None:
+            raise
+        logger.warning("nothing is traced: %s", error.message)
+        return None, None
+    logger.info("traces go to %s: a share of %g, and all of requests that did not go well", destination.url, destination.ratio)
+    sampling = Sampling(destination.ratio, config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
+    return exporter, Tracer(sampling, exporter.put, metrics.TRACES.labels("left_out").inc)
 
 
 def _limits(config: ClusterConfig) -> Limits:

@@ -28,6 +28,7 @@ from gateway.prepare import Origin, PreparedRequest
 from springtide.errors import Overloaded, SpringtideError, Unauthenticated
 from springtide.ids import new_id
 from springtide.protocol.usage import Usage
+from springtide.trace_context import TRACE_HEADER, checked
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class Endpoint:
     """What is done with a whole answer before its end goes out: to keep it, for example."""
     cache_headers: Callable[[Use, Usage | None], Mapping[str, str]] | None = None
     """What the answer's headers say of the context cache that the request begins with; without the usage, before there is any."""
+    operation: str = "chat"
+    """What it does, by OpenTelemetry's name (`gen_ai.operation.name`)."""
 
 
 async def exchange(backend: ApiBackend, request: Request, endpoint: Endpoint) -> Response:
@@ -151,8 +154,12 @@ class _Exchange:
         self._endpoint = endpoint
         self._their_id = their_id(request.headers)
         caller: Caller = request.state.caller
-        traceparent = request.headers.get("traceparent", "")
-        origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), caller.tenant, traceparent, caller.key_id, endpoint.path)
+        request_id, now = new_id(endpoint.id_prefix), backend.clock.now()
+        traceparent = checked(request.headers.get(TRACE_HEADER, ""))
+        self._trace = backend.traced(request_id, traceparent, endpoint.path, endpoint.operation)
+        if self._trace is not None:
+            traceparent = self._trace.header
+        origin = Origin(request_id, now, caller.tenant, traceparent, caller.key_id, endpoint.path)
         self._charge = backend.accounts.charge(caller)
         self._call = Call(origin, request.headers, request.path_params, request.query_params)
         self._answer: AnswerStream | None = None
@@ -167,6 +174,8 @@ class _Exchange:
         try:
             await self._charge.begin(self._backend.preparer.model_name)
             order, prepared = await self._ordered()
+            if self._trace is not None:
+                self._trace.tell(self._backend.preparer.model_name, order.stream, prepared.num_prompt_tokens, prepared.n)
             if order.request.cache.dry_run:
                 self._end("200")
                 nothing = Answer((), Usage(0, 0, 0))
@@ -212,7 +221,8 @@ class _Exchange:
         request_id = self._call.origin.request_id
         of_cache = {} if use is None or self._endpoint.cache_headers is None else self._endpoint.cache_headers(use, usage)
         ids = {self._endpoint.id_header: request_id, REQUEST_ID_HEADER: self._their_id or request_id}
-        return {**ids, **self._charge.headers, **of_cache}
+        of_trace = {} if self._trace is None else {TRACE_HEADER: self._trace.header}
+        return {**ids, **of_trace, **self._charge.headers, **of_cache}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
         found = await read(self._backend, self._request, self._read)
@@ -285,6 +295,7 @@ class _Exchange:
         if self._answer is not None:
             self._answer.close()
         self._charge.end()
+        self._backend.end_trace(self._trace, status)
         metrics.IN_FLIGHT.labels(self._endpoint.path).dec()
         metrics.REQUESTS.labels(self._endpoint.path, status).inc()
 

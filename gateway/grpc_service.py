@@ -20,6 +20,7 @@ from gateway.grpc_messages import Context, Messages, abort, authorization_of, me
 from gateway.grpc_requests import api_request
 from gateway.output import CallArguments, CallBegun, Delta, Part, Reasoning
 from gateway.prepare import Origin, PreparedRequest
+from gateway.tracing.record import RequestTrace
 from springtide.errors import SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
@@ -29,8 +30,11 @@ from springtide.rpc import caches_pb2, inference_pb2
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
+from springtide.trace_context import TRACE_HEADER, checked
 
 _ENDPOINT = "grpc/Generate"
+_OPERATION = "generate_content"
+"""By OpenTelemetry's name, of what takes a text as well as a conversation."""
 _FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -72,9 +76,10 @@ class InferenceService:
 
     async def generate(self, _: Any, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
         status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
+        trace = self._backend.traced(request_id, metadata_of(context, TRACE_HEADER), _ENDPOINT, _OPERATION)
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            async with contextlib.aclosing(self._generate(context, request_id)) as chunks:
+            async with contextlib.aclosing(self._generate(context, request_id, trace)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
@@ -82,13 +87,16 @@ class InferenceService:
             status = status_of(error)
             await abort(context, error, request_id)
         finally:
+            self._backend.end_trace(trace, status.name)
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
             metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
             if status is grpc.StatusCode.CANCELLED:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
-    async def _generate(self, context: Context, request_id: str) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        answer = self._backend.start(await self._ordered(context, request_id))
+    async def _generate(
+        self, context: Context, request_id: str, trace: RequestTrace | None
+    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        answer = self._backend.start(await self._ordered(context, request_id, trace))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -98,12 +106,12 @@ class InferenceService:
         finally:
             answer.close()
 
-    async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
+    async def _ordered(self, context: Context, request_id: str, trace: RequestTrace | None) -> PreparedRequest:
         accounts, authorization = self._backend.accounts, authorization_of(context)
         # Nothing of a stranger's message is read.
         caller = accounts.caller(authorization)
         charge = await self._charge(context, caller) if caller.key_id else None
-        traceparent = metadata_of(context, "traceparent")
+        traceparent = checked(metadata_of(context, TRACE_HEADER)) if trace is None else trace.header
         origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT)
         async with self._messages.received(context) as raw:
             if raw is None:
@@ -114,8 +122,12 @@ class InferenceService:
             # Without keys it is the message that says whose it is.
             charge = await self._charge(context, accounts.caller(authorization, prepared.tenant))
         receipt = await charge.take_tokens(prepared.num_prompt_tokens)
-        if charge.headers:
-            await context.send_initial_metadata(tuple(charge.headers.items()))
+        headers = charge.headers
+        if trace is not None:
+            trace.tell(self._backend.preparer.model_name, True, prepared.num_prompt_tokens, prepared.n)
+            headers = {**headers, TRACE_HEADER: trace.header}
+        if headers:
+            await context.send_initial_metadata(tuple(headers.items()))
         return replace(prepared, receipt=receipt)
 
     async def _charge(self, context: Context, caller: Caller) -> Charge:

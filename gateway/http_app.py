@@ -40,11 +40,12 @@ from gateway.openai.described import ERROR as OPENAI_ERROR
 from springtide import __version__
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 from springtide.ids import new_id
+from springtide.trace_context import TRACE_HEADER
 
 logger = logging.getLogger(__name__)
 
 TENANT_HEADER = "x-springtide-tenant"
-_EXPOSED = [REQUEST_ID_HEADER, "retry-after", *RATE_HEADERS]
+_EXPOSED = [REQUEST_ID_HEADER, TRACE_HEADER, "retry-after", *RATE_HEADERS]
 """Headers that pages of other origins may read."""
 _OPEN = frozenset(("/health", "/ready", "/metrics", "/ping", "/version", "/openapi.json", *console_page.OPEN))
 """Paths that anybody may ask for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -11,6 +10,7 @@ from gateway import events as ev
 from springtide.errors import Overloaded
 from springtide.metrics import NamedSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
+from springtide.trace_context import parsed
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["route", "status"])
 INCOMING = Counter(
@@ -44,6 +44,11 @@ LOST_REPORTS = Counter(
     "springtide_gateway_lost_reports_total", "Reports on attempts that a Conductor never got; renewals made up for them."
 )
 STALE_ANSWERS = Counter("springtide_gateway_stale_leader_answers_total", "Answers of deposed Conductors, all refused.")
+TRACES = Counter("springtide_gateway_traces_total", "Traces of requests that have ended, by why they were kept, or left_out.", ["decision"])
+DROPPED_TRACES = Counter(
+    "springtide_gateway_dropped_traces_total", "Traces that were kept and not sent: the queue was full, or the collector away."
+)
+SENT_SPANS = Counter("springtide_gateway_sent_spans_total", "Spans that the collector of traces has taken.")
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])
 FAILURES = Counter("springtide_gateway_failures_total", "Generations that failed, by the code of the error that clients get.", ["code"])
 SLO_GENERATIONS = Counter(
@@ -63,7 +68,6 @@ TENANT_TOKENS = Counter(
 CONTEXT_CACHES = Gauge("springtide_gateway_context_caches", "Context caches that this gateway last looked after, by status.", ["status"])
 CONTEXT_CACHE_TOKENS = Gauge("springtide_gateway_context_cache_tokens", "Tokens of these.", ["status"])
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?", re.ASCII)
 _MOST_OF_AN_ID = 64
 """OpenMetrics allows an exemplar's labels 128 characters, names included."""
 
@@ -73,8 +77,8 @@ _instances, _tenants = NamedSeries(256), NamedSeries(256)
 def exemplar(request_id: str, traceparent: str) -> dict[str, str]:
     """By what logs and traces find a generation: its request's id and, where there is one, the trace's."""
     labels = {"request_id": request_id[:_MOST_OF_AN_ID]}
-    if (trace := _TRACEPARENT.fullmatch(traceparent)) is not None and trace[1].strip("0"):
-        labels["trace_id"] = trace[1]
+    if (context := parsed(traceparent)) is not None:
+        labels["trace_id"] = context.trace_id
     return labels
 
 

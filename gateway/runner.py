@@ -14,6 +14,7 @@ from gateway import metrics
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.sessions import SessionPool
+from gateway.tracing.tracer import Tracer
 from springtide.clock import Clock, Tick
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
@@ -72,12 +73,14 @@ class Runner:
         clock: Clock,
         objectives: metrics.Objectives,
         credentials: Credentials = OPEN,
+        tracer: Tracer | None = None,
     ) -> None:
         self._core = core
         self._conductor = conductor
         self._clock = clock
         self._objectives = objectives
         objectives.show()
+        self._tracer = tracer
         self._sessions = SessionPool(self.post, credentials)
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
@@ -128,7 +131,12 @@ class Runner:
         self._draining = True
         try:
             while self._events:
-                for action in self._core.handle(self._events.popleft(), self._clock.now()):
+                event, now = self._events.popleft(), self._clock.now()
+                if self._tracer is not None:
+                    self._tracer.saw(event, now)
+                for action in self._core.handle(event, now):
+                    if self._tracer is not None:
+                        self._tracer.did(action, now)
                     self._do(action)
         finally:
             self._draining = False
@@ -282,3 +290,5 @@ class Runner:
         while True:
             await asyncio.sleep(TICK_S)
             self.post(Tick())
+            if self._tracer is not None:
+                self._tracer.look(self._clock.now())

@@ -24,6 +24,7 @@ from springtide.protocol.instances import LoadReport, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSigns, Failure, FailureCode
 from springtide.protocol.starts import AbortAttempt, Request
 from springtide.rpc import node_pb2
+from springtide.trace_context import TRACE_IDS
 
 CommandT = TypeVar("CommandT")
 OutgoingT = TypeVar("OutgoingT")
@@ -119,6 +120,8 @@ class EngineServicer(Generic[StartT, UpdateT]):
             self._tell(command)
             return
         request = command.request
+        if request.traceparent:
+            TRACE_IDS.note(request.request_id, request.traceparent)
         logger.debug("start", extra={"request_id": request.request_id, "attempt_id": request.attempt_id})
         self._tell(Start(session, command))
 

