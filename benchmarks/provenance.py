@@ -44,6 +44,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "simulator": _CORES,
     "structured": _CLUSTER,
     "ssd": ("springtide", "kvstore"),
+    "tracing": _CLUSTER,
 }
 """What the figures of each benchmark depend on, from the root of the repository."""
 

@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any
 
 import httpx
 import psutil
@@ -110,7 +111,8 @@ class ClusterUnderTest:
 class ExtraGateway:
     """A gateway beside the one that `springtide up` starts, with its command and environment and other ports."""
 
-    def __init__(self, name: str, up: Cluster, directory: Path) -> None:
+    def __init__(self, name: str, up: Cluster, directory: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`changes`: sections of the configuration in the place of those that `springtide up` has."""
         pid = up.pid_of("gateway-0")
         assert pid is not None, "a shape with several gateways has them in processes of their own"
         first = psutil.Process(pid)
@@ -121,6 +123,7 @@ class ExtraGateway:
         self._ports = ReservedPorts(2)
         port, grpc_port = self._ports.numbers
         settings["server"] |= {"port": port, "grpc_port": grpc_port}
+        settings |= changes
         config = directory / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings))
         self.url = f"http://{LOOPBACK}:{port}"
