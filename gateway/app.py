@@ -28,6 +28,7 @@ from gateway.console.routes import Console
 from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
+from gateway.genai_metrics import GenAiMetrics
 from gateway.grammar_checks import GrammarChecker
 from gateway.grpc_service import new_server
 from gateway.http_app import create_app
@@ -106,8 +107,10 @@ class GatewayServer:
         self._core = GatewayCore(limits, self._gateway_id, self._hashing, traces=self._tracer is not None)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
+        model = config.served_model_name or arguments.model_info.name
+        self._genai = GenAiMetrics.of(config.metrics, os.environ, model, arguments.instance_id)
         objectives = metrics.Objectives(config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
-        self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials, self._tracer)
+        self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials, self._tracer, self._genai)
         self._accounts = Accounts(
             self._valkey,
             config.cluster,
@@ -188,6 +191,8 @@ class GatewayServer:
         await self._background.close()
         await self._grammars.close()
         await self._runner.close()
+        if self._genai is not None:
+            await asyncio.to_thread(self._genai.close)
         if self._tracer is not None and self._traces is not None:
             self._tracer.look(self._clock.now(), linger_s=0.0)
             await asyncio.to_thread(self._traces.close)

@@ -39,6 +39,8 @@ class Generation:
     tenant: str = ""
     terms: Terms = NO_TERMS
     """Whose deadline counts from `requested_at`."""
+    operation: str = "chat"
+    """As of Origin."""
     traceparent: str = ""
     requested_at: float | None = None
     """When the API request came: the further choices of a prompt begin later. None: with this generation."""

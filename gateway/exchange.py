@@ -159,7 +159,7 @@ class _Exchange:
         self._trace = backend.traced(request_id, traceparent, endpoint.path, endpoint.operation)
         if self._trace is not None:
             traceparent = self._trace.header
-        origin = Origin(request_id, now, caller.tenant, traceparent, caller.key_id, endpoint.path)
+        origin = Origin(request_id, now, caller.tenant, traceparent, caller.key_id, endpoint.path, endpoint.operation)
         self._charge = backend.accounts.charge(caller)
         self._call = Call(origin, request.headers, request.path_params, request.query_params)
         self._answer: AnswerStream | None = None

@@ -112,7 +112,7 @@ class InferenceService:
         caller = accounts.caller(authorization)
         charge = await self._charge(context, caller) if caller.key_id else None
         traceparent = checked(metadata_of(context, TRACE_HEADER)) if trace is None else trace.header
-        origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT)
+        origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT, _OPERATION)
         async with self._messages.received(context) as raw:
             if raw is None:
                 raise no_message()

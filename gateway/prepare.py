@@ -94,6 +94,8 @@ class Origin:
     """Of the API key that it came with, if there was one."""
     endpoint: str = ""
     """What was called, for the books of usage."""
+    operation: str = "chat"
+    """What it does, by OpenTelemetry's name (`gen_ai.operation.name`)."""
     batch: bool = False
     """It is part of a batch."""
 
@@ -110,6 +112,8 @@ class PreparedRequest:
     stop: tuple[str, ...] = ()
     tenant: str = ""
     terms: Terms = NO_TERMS
+    operation: str = "chat"
+    """As of Origin."""
     traceparent: str = ""
     requested_at: float | None = None
     marks: tuple[tuple[MarkedPrefix, ...], ...] = ()
@@ -152,6 +156,7 @@ class PreparedRequest:
             sampling=sampling,
             tenant=self.tenant,
             terms=self.terms,
+            operation=self.operation,
             traceparent=self.traceparent,
             requested_at=self.requested_at,
             accepted=accepted,
@@ -227,6 +232,7 @@ class Preparer:
             stop=request.stop,
             tenant=origin.tenant,
             terms=request.terms,
+            operation=origin.operation,
             traceparent=origin.traceparent,
             requested_at=origin.requested_at,
             prompt_only=allowed == 0,

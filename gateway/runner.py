@@ -13,6 +13,7 @@ from gateway import events as ev
 from gateway import metrics
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
+from gateway.genai_metrics import GenAiMetrics
 from gateway.sessions import SessionPool
 from gateway.tracing.tracer import Tracer
 from springtide.clock import Clock, Tick
@@ -57,6 +58,7 @@ class _Served:
     promised: bool
     """It is held to the objectives."""
     exemplar: dict[str, str]
+    operation: str
     latencies: metrics.Latencies = field(default_factory=metrics.Latencies)
     last_token_at: float | None = None
     num_output_tokens: int = 0
@@ -74,6 +76,7 @@ class Runner:
         objectives: metrics.Objectives,
         credentials: Credentials = OPEN,
         tracer: Tracer | None = None,
+        genai: GenAiMetrics | None = None,
     ) -> None:
         self._core = core
         self._conductor = conductor
@@ -81,6 +84,7 @@ class Runner:
         self._objectives = objectives
         objectives.show()
         self._tracer = tracer
+        self._genai = genai
         self._sessions = SessionPool(self.post, credentials)
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
@@ -117,7 +121,7 @@ class Runner:
         now = self._clock.now()
         exemplar = metrics.exemplar(generation.request_id, generation.traceparent)
         num_tokens = len(generation.prompt_ids)
-        self._served[generation.request_id] = _Served(sink, num_tokens, generation.tenant, now, promised, exemplar)
+        self._served[generation.request_id] = _Served(sink, num_tokens, generation.tenant, now, promised, exemplar, generation.operation)
         self.post(ev.Arrived(generation))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -260,6 +264,8 @@ class Runner:
         took_s = self._clock.now() - served.arrived_at
         if served.promised:
             metrics.count_objectives(served.tenant, served.latencies, took_s, reply, self._objectives)
+        if self._genai is not None and served.promised:
+            self._genai.ended(served.operation, served.latencies, took_s, served.num_output_tokens, reply)
         if isinstance(reply, ev.Finished):
             metrics.E2E_SECONDS.observe(took_s, served.exemplar)
             metrics.count_tokens(served.tenant, served.num_prompt_tokens, reply.cached_tokens, served.num_output_tokens)

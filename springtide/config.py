@@ -493,6 +493,14 @@ class TracingConfig(Section):
     )
 
 
+class MetricsConfig(Section):
+    otlp_endpoint: str | None = Field(
+        None,
+        description="where gateways send OpenTelemetry's metrics of generative AI, by OTLP over HTTP, such as `http://collector:4318`; "
+        "default: as OpenTelemetry's own `OTEL_EXPORTER_OTLP_ENDPOINT` says. Without either none are sent. Prometheus' are there anyway",
+    )
+
+
 class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
@@ -575,6 +583,7 @@ class ClusterConfig(Section):
     tls: TlsConfig = TlsConfig()
     ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
 
     @field_validator("address")

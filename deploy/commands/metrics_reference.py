@@ -30,7 +30,7 @@ _INTRODUCTION = """# Metrics
 
 Every process serves Prometheus' text format at `/metrics` of its metrics port ([where](operations.md#watch)), and OpenMetrics to whoever
 asks for it: with it come exemplars. A gateway's HTTP port has the former, without what names tenants, for no key is asked for there.
-This page is made from the code by `springtide metrics > docs/metrics.md`.
+What goes out by OTLP is [below](#by-opentelemetrys-conventions). This page is made from the code by `springtide metrics > docs/metrics.md`.
 
 Names follow [Prometheus' conventions](https://prometheus.io/docs/practices/naming/): base units, `_total` for counters, `_ratio` for shares
 of 1, a timestamp is in Unix seconds. A histogram has `_bucket`, `_sum` and `_count`.
@@ -66,6 +66,24 @@ Not there are `request_inference_time_seconds`, which is spent on two engines, a
 `num_requests_waiting_by_reason`, `lora_requests_info`, multi-modal caches. Requests for which no engine was found are counted where that is
 decided, in `springtide_conductor_rejections_total`; all that came, in the gateway's `vllm:num_incoming_requests_total`, by which KEDA's
 recipes keep a pool from being scaled to nothing."""
+
+
+_GENAI = """## By OpenTelemetry's conventions
+
+Where `metrics.otlp_endpoint` says where to, or OpenTelemetry's own `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` or
+`OTEL_EXPORTER_OTLP_ENDPOINT`, gateways send the metrics of OpenTelemetry's
+[conventions for generative AI](https://github.com/open-telemetry/semantic-conventions-genai) by OTLP over HTTP, once a minute
+(`OTEL_METRIC_EXPORT_INTERVAL`, in milliseconds). It takes OpenTelemetry's packages (`pip install 'springtide[otel]'`), and is off
+otherwise. All are histograms in seconds with the bounds that the conventions ask for, and have `gen_ai.operation.name`,
+`gen_ai.provider.name` (`springtide`), `gen_ai.request.model` and `gen_ai.response.model`. What runs in idle capacity, as batches do, is in
+none: nobody waits for it.
+
+| metric | meaning |
+|---|---|
+| `gen_ai.server.time_to_first_token` | from arrival to the first token, of generations that finished |
+| `gen_ai.server.time_per_output_token` | of these, the time after the first token over the tokens after it |
+| `gen_ai.server.request.duration` | from arrival to the end; of those that failed with `error.type`, and not of those whose client left |
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +161,7 @@ def metrics_reference() -> str:
         note = f"{group.note}\n\n" if group.note else ""
         table = "\n".join(["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|", *rows])
         parts.append(f"## {group.heading}\n\n{whose}{note}{table}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _GENAI])
 
 
 def _group(heading: str, processes: tuple[str, ...], module: ModuleType, note: str = "") -> Group:

@@ -29,8 +29,42 @@ MOST_AT_ONCE = 16
 """Traces in one message: to make one holds up the event loop as little as that takes."""
 CLOSE_S = 0.5
 """The end of the process waits so long for what is not sent yet, and half of that for either of what is around it."""
-_PATH = "/v1/traces"
 _ALWAYS = {"always_on": 1.0, "parentbased_always_on": 1.0, "always_off": 0.0, "parentbased_always_off": 0.0}
+
+
+def destination(signal: str, setting: str, endpoint: str | None, environ: Mapping[str, str]) -> str | None:
+    """The URL that a signal ("traces", "metrics") goes to: that of its setting or, without, as OpenTelemetry's own variables say; None:
+    nowhere. Raises ConfigError, naming the setting or the variable."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    url, named = _url(signal, setting, endpoint, environ)
+    if not url:
+        return None
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise ConfigError(f"{named} must be a URL such as http://collector:4318, not {url!r}", param=named)
+    protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    if endpoint is None and protocol != "http/protobuf":
+        raise ConfigError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, not {protocol!r}: {signal} go by OTLP over HTTP, to port 4318 of most "
+            f"collectors; {setting} says where, whatever OpenTelemetry's variables say"
+        )
+    return url
+
+
+def _url(signal: str, setting: str, endpoint: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """What says so, too."""
+    path = f"/v1/{signal}"
+    if endpoint is not None:
+        given = endpoint.rstrip("/")
+        return given if given.endswith(path) else given + path, setting
+    if environ.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp").strip() != "otlp":
+        return "", ""
+    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"
+    if whole := environ.get(own):
+        return whole, own
+    if base := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        return base.rstrip("/") + path, "OTEL_EXPORTER_OTLP_ENDPOINT"
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +78,8 @@ class Destination:
     def of(cls, config: TracingConfig, environ: Mapping[str, str]) -> Destination | None:
         """As the configuration says and, where it does not, OpenTelemetry's own variables; None: nowhere. Raises ConfigError, naming the
         setting or the variable."""
-        if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-            return None
-        url, named = _url(config, environ)
-        if not url:
-            return None
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ConfigError(f"{named} must be a URL such as http://collector:4318, not {url!r}", param=named)
-        protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
-        if config.endpoint is None and protocol != "http/protobuf":
-            raise ConfigError(
-                f"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, not {protocol!r}: traces go by OTLP over HTTP, to port 4318 of most "
-                "collectors; tracing.endpoint says where, whatever OpenTelemetry's variables say"
-            )
-        return cls(url, _ratio(config, environ))
-
-
-def _url(config: TracingConfig, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Where traces go, empty for nowhere, and what says so."""
-    if config.endpoint is not None:
-        url = config.endpoint.rstrip("/")
-        return url if url.endswith(_PATH) else url + _PATH, "tracing.endpoint"
-    if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
-        return "", ""
-    if whole := environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return whole, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-    if base := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        return base.rstrip("/") + _PATH, "OTEL_EXPORTER_OTLP_ENDPOINT"
-    return "", ""
+        url = destination("traces", "tracing.endpoint", config.endpoint, environ)
+        return None if url is None else cls(url, _ratio(config, environ))
 
 
 def _ratio(config: TracingConfig, environ: Mapping[str, str]) -> float:

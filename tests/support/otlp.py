@@ -1,4 +1,4 @@
-"""A collector for tests: takes traces by OTLP over HTTP, as any collector does, and keeps them."""
+"""A collector for tests: takes traces and metrics by OTLP over HTTP, as any collector does, and keeps them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Collector:
         self.headers: list[Mapping[str, str]] = []
         """Of each message."""
         self._spans: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
+        self._points: defaultdict[str, list[HistogramDataPoint]] = defaultdict(list)
         self._changed = threading.Condition()
         collector = self
 
@@ -46,8 +49,12 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                assert self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-                collector._take(ExportTraceServiceRequest.FromString(body), dict(self.headers))
+                assert self.headers["content-type"] == "application/x-protobuf"
+                if self.path == "/v1/metrics":
+                    collector._take_metrics(ExportMetricsServiceRequest.FromString(body))
+                else:
+                    assert self.path == "/v1/traces"
+                    collector._take(ExportTraceServiceRequest.FromString(body), dict(self.headers))
                 self.send_response(200)
                 self.send_header("content-type", "application/x-protobuf")
                 self.end_headers()
@@ -71,6 +78,20 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def histogram(self, name: str, attributes: Mapping[str, Any]) -> HistogramDataPoint | None:
+        """What came last of a metric's points with these among their attributes."""
+        with self._changed:
+            points = self._points.get(name, [])
+        return next((point for point in reversed(points) if attributes.items() <= _values(point.attributes).items()), None)
+
+    def _take_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        with self._changed:
+            for of_resource in request.resource_metrics:
+                for metric in (metric for scope in of_resource.scope_metrics for metric in scope.metrics):
+                    assert metric.unit == "s"
+                    self._points[metric.name] += metric.histogram.data_points
+            self._changed.notify_all()
 
     def trace(self, trace_id: str, timeout_s: float = 30.0) -> list[ReceivedSpan]:
         """The spans of a trace, once it is here, as they were sent. Raises AssertionError when it does not come."""
