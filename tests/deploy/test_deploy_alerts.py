@@ -90,6 +90,14 @@ CASES = [
         generations("0+99x120", "0+1x120"),
     ),
     Case(
+        "SpringtideErrorBudgetBurnsFast",
+        generations("0+93x120", "0+7x120"),
+        90,
+        "moon: 7% of the generations miss their objectives",
+        {"objective": "goodput"},
+        generations("0+8x80 640+10x40", "0+2x80 160x40"),
+    ),
+    Case(
         "SpringtideErrorBudgetBurnsSlowly",
         generations("0+95x1440", "0+5x1440"),
         1200,

@@ -106,13 +106,13 @@ def shorter(duration: str, times: float) -> str:
     return f"{max(round(seconds / times * 1000), _LEAST_MS)}ms"
 
 
-def faster(given: Mapping[str, Any], times: float) -> dict[str, Any]:
-    """The rules with every duration so many times shorter, and nothing else changed: those of groups, of `for`, and of the ranges in
-    expressions."""
+def faster(given: Mapping[str, Any], times: float, patience: float = 1.0) -> dict[str, Any]:
+    """The rules with every duration so many times shorter, and nothing else changed: the ranges in expressions, and, `patience` times less
+    so, for how long something is to be so."""
 
     def rule(one: Mapping[str, Any]) -> dict[str, Any]:
         expr = re.sub(r"\[(\w+)\]", lambda found: f"[{shorter(found[1], times)}]", one["expr"])
-        return {**one, "expr": expr, **({"for": shorter(one["for"], times)} if "for" in one else {})}
+        return {**one, "expr": expr, **{name: shorter(one[name], times / patience) for name in ("for", "keep_firing_for") if name in one}}
 
     groups = [{**group, "interval": "1s", "rules": [rule(one) for one in group["rules"]]} for group in given["groups"]]
     return {**given, "groups": groups}
