@@ -57,7 +57,7 @@ UNSAID = {
     ),
     "tools are named in one field and meant by another": r"^tool_choice(\.name)? |tool_choice of type|must have names of their own",
     "who may say what after whom is not of a schema": (
-        r"content is required of a message|are the assistant's, not|no place in a message of this role|has no tool_use|"
+        r"content is required of a message|are the assistant's, not|no place in a message of this role|has no tool_(use|result)|"
         r"no function_call with|is the model's to make|answers no functionCall|must be the only thing in its part|they are a part each|"
         r"has neither text nor|\.role must be|the role cache|last message|has not been answered|continue_final_message"
     ),
