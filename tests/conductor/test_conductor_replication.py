@@ -309,7 +309,7 @@ def test_prefixes_that_are_asked_for_no_more_make_room_for_others() -> None:
         popularity.ask(keys_of(8, text=turn), [8], 0.0)
         popularity.ask(keys_of(8, text=turn), [8], 0.0)
     assert len(popularity.most_popular(10, 0.0)) == 1
-    assert popularity.most_popular(10, 1_000.0) == []
+    assert popularity.most_popular(10, 1_000.0) == popularity.examine(10, 1_000.0) == []
     popularity.ask(keys_of(8, text=9), [8], 1_000.0)
     popularity.ask(keys_of(8, text=9), [8], 1_000.0)
     assert [list(found.keys) for found in popularity.most_popular(10, 1_000.0)] == [keys_of(8, text=9)]

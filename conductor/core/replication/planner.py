@@ -142,7 +142,7 @@ class ReplicationPlanner:
     def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> list[Replicate]:
         """What is to be copied now, the most popular first, at most one prefix to a node."""
         self._forget_past(now)
-        popular = self._popularity.most_popular(_MOST_EXAMINED, now)
+        popular = self._popularity.examine(_MOST_EXAMINED, now)
         if not popular:
             return []
         prefills = self._prefills(now)

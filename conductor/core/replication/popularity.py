@@ -72,11 +72,21 @@ class Popularity:
             self._young, self._old = {}, self._young
 
     def most_popular(self, at_most: int, now: float) -> list[PopularPrefix]:
-        """The most popular prefixes, in that order. Those that are asked for no more lose their keys by it."""
-        found = [(self._asks(end, now), end) for end in self._prefixes]
+        """The most popular prefixes, in that order."""
+        return self._leading(self._all_asks(now), at_most)
+
+    def examine(self, at_most: int, now: float) -> list[PopularPrefix]:
+        """As `most_popular`. Those that are asked for no more lose their keys by it."""
+        found = self._all_asks(now)
         for asks, end in found:
             if asks < self._keep_from / 2:
                 self._blocks -= len(self._prefixes.pop(end))
+        return self._leading(found, at_most)
+
+    def _all_asks(self, now: float) -> list[tuple[float, BlockKey]]:
+        return [(self._asks(end, now), end) for end in self._prefixes]
+
+    def _leading(self, found: list[tuple[float, BlockKey]], at_most: int) -> list[PopularPrefix]:
         popular = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
         return [self._prefix(end, asks) for asks, end in popular[:at_most]]
 
