@@ -3,12 +3,13 @@ some microseconds; made into samples when somebody asks."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+
+from springtide.metrics import PlainHistogram
 
 FAILURES = Counter(
     "springtide_messenger_failures_total", "Batches that failed, slices that were refused, connections not made", ["transport", "kind"]
@@ -24,15 +25,13 @@ class Meter:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self.seconds = 0.0
-        self.batches = [0] * (len(_BUCKETS_S) + 1)
-        """Batches by bucket, the last for all that took longer than any."""
+        self.batches = PlainHistogram(_BUCKETS_S)
+        """How long each took, in seconds."""
 
     def count(self, num_bytes: int, seconds: float) -> None:
         """Counts a batch that has ended, well or not."""
         self.num_bytes += num_bytes
-        self.seconds += seconds
-        self.batches[bisect_left(_BUCKETS_S, seconds)] += 1
+        self.batches.observe(seconds)
 
 
 _meters: dict[tuple[str, str], Meter] = {}
@@ -53,10 +52,8 @@ class _Transfers(Collector):
         moved, ended, seconds = self.describe()
         for labels, one in _meters.items():
             moved.add_metric(labels, one.num_bytes)
-            ended.add_metric(labels, sum(one.batches))
-            bounds = (*map(str, _BUCKETS_S), "+Inf")
-            cumulated = [(bound, float(sum(one.batches[: i + 1]))) for i, bound in enumerate(bounds)]
-            seconds.add_metric(labels, cumulated, one.seconds)
+            ended.add_metric(labels, one.batches.count)
+            one.batches.add_to(seconds, labels)
         yield from (moved, ended, seconds)
 
 

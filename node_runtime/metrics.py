@@ -3,7 +3,6 @@ scales it or shows it can take an engine for one. What each means where prompt a
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from springtide.clock import Clock
 from springtide.ids import AttemptId
+from springtide.metrics import PlainHistogram
 from springtide.modelinfo import KVSpec
 from springtide.protocol.instances import Load, Role
 from springtide.protocol.outputs import FailureCode, Finish, PrefillDone, TokenOutput
@@ -31,15 +31,13 @@ class InterTokenLatency(Collector):
     """The histogram that is told of every token. In plain numbers, made into samples when somebody asks: a third of the time."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(_ITL_BUCKETS_S) + 1)
-        self.seconds = 0.0
+        self._plain = PlainHistogram(tuple(map(float, _ITL_BUCKETS_S)))
         self.model_name: str | None = None
         """None: it has no series yet."""
         REGISTRY.register(self)
 
     def observe(self, seconds: float, times: int) -> None:
-        self.counts[bisect_left(_ITL_BUCKETS_S, seconds)] += times
-        self.seconds += seconds * times
+        self._plain.observe(seconds, times)
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         yield HistogramMetricFamily(
@@ -49,10 +47,7 @@ class InterTokenLatency(Collector):
     def collect(self) -> Iterator[HistogramMetricFamily]:
         (family,) = self.describe()
         if self.model_name is not None:
-            counts = list(self.counts)
-            bounds = (*(str(float(bound)) for bound in _ITL_BUCKETS_S), "+Inf")
-            cumulated = [(bound, float(sum(counts[: i + 1]))) for i, bound in enumerate(bounds)]
-            family.add_metric((self.model_name, _ENGINE), cumulated, self.seconds)
+            self._plain.add_to(family, (self.model_name, _ENGINE))
         yield family
 
 

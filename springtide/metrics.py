@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import HistogramMetricFamily
 
 from springtide import __version__
 
@@ -40,6 +43,30 @@ async def watch_event_loop() -> None:
         wanted_at = loop.time() + _LAG_EVERY_S
         await asyncio.sleep(_LAG_EVERY_S)
         EVENT_LOOP_LAG_SECONDS.observe(max(0.0, loop.time() - wanted_at))
+
+
+class PlainHistogram:
+    """A histogram in plain numbers, for what is told too often for one of the library's: made into samples when somebody asks. Its bounds
+    are shown as they are given."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        """By bucket, the last for all above any."""
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Adds it to the family as its metric of these labels. From any thread."""
+        cumulated = accumulate(map(float, list(self._counts)))
+        family.add_metric(labels, list(zip((*map(str, self._bounds), "+Inf"), cumulated, strict=True)), self._sum)
 
 
 class NamedSeries:
