@@ -21,7 +21,7 @@ class PassInFlight:
     """The pass before it, if that was in flight when it began."""
     late: bool
     """There had been room for it before it began."""
-    began_at: float = 0.0
+    began_at: float
     left: bool = False
     """The first stage is done with it."""
     gives_way: bool | None = False
@@ -89,8 +89,8 @@ class PassesInFlight:
         pushes: tuple[Push, ...],
         predicted_ms: float,
         late: bool,
-        stays: bool = False,
-        now: float = 0.0,
+        stays: bool,
+        now: float,
     ) -> RunPass:
         """Begins a pass of the next tokens of these attempts. `late`: as of PassInFlight. `stays`: it gives way to nobody."""
         assert self.has_room
