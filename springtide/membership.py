@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
@@ -19,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from springtide.config import ClusterConfig
 from springtide.credentials import OPEN, Credentials
 from springtide.metrics import VALKEY_UP
+from springtide.slices import slices
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import UNREACHABLE, ValkeyClient
@@ -122,7 +122,7 @@ class Membership:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
             keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
-            values = [value for some in _batched(keys) for value in await self._fetch(keys=some, args=[MAX_RECORD_BYTES])]
+            values = [value for some in slices(keys, _READ_AT_ONCE) for value in await self._fetch(keys=some, args=[MAX_RECORD_BYTES])]
         except UNREACHABLE as error:
             logger.debug("membership cannot be read: %s", error)
             return None
@@ -209,7 +209,3 @@ class Membership:
         except ValueError as error:
             self._warnings.warn("the membership record %.200r is ignored: %.500s", key, error)
             return None
-
-
-def _batched(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
-    return [keys[first : first + _READ_AT_ONCE] for first in range(0, len(keys), _READ_AT_ONCE)]

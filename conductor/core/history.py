@@ -224,15 +224,14 @@ class History:
             bucket.cached_tokens += progress.cached_tokens
             if not attempt.idle:
                 self.hour.first_token(progress.ttft_ms, now)
-        tbt_ms = 0.0
+        tbt_ms = None
         if progress.phase.over:
             bucket.finished += progress.phase is Phase.FINISHED
             bucket.failed += progress.phase is Phase.FAILED
             bucket.output_tokens += progress.output_tokens
-            if attempt.first_token_at is not None and progress.output_tokens > 1:
-                tbt_ms = 1000.0 * (now - attempt.first_token_at) / (progress.output_tokens - 1)
-                if not attempt.idle:
-                    bucket.tbt.add(tbt_ms)
+            tbt_ms = attempt.tbt_ms(progress.output_tokens, now)
+            if tbt_ms is not None and not attempt.idle:
+                bucket.tbt.add(tbt_ms)
         remembered = self._placed.entries.get(progress.attempt_id)
         if remembered is None or not (first or progress.phase.over):
             return
@@ -248,7 +247,7 @@ class History:
                 cached_tokens=progress.cached_tokens,
             )
         if progress.phase.over:
-            told = replace(told, ended_at=now, output_tokens=progress.output_tokens, tbt_ms=tbt_ms)
+            told = replace(told, ended_at=now, output_tokens=progress.output_tokens, tbt_ms=tbt_ms or 0.0)
         remembered.told = replace(told, phase=progress.phase)
         self._put(self._placed, progress.attempt_id, remembered)
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from typing import TypeVar
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.prefix_index import bits
 from conductor.core.replication.popularity import PopularPrefix
 from conductor.core.state import Instance, PlacedAttempt
 from springtide.protocol.instances import Role
@@ -23,8 +21,8 @@ from springtide.protocol.observation import (
     PrefixTable,
     StoreTable,
 )
+from springtide.slices import slices
 
-T = TypeVar("T")
 MOST_ATTEMPTS, MOST_ATTEMPTS_OF_A_TENANT = 500, 200
 """That are listed; all are counted."""
 MOST_PREFIXES = 32
@@ -39,9 +37,9 @@ def observed_work(core: ConductorCore, now: float) -> Iterator[ObservedPart | No
     """The instances with their load, and the attempts. None: nothing to tell yet."""
     loads = core.pool_loads(now).by_instance
     yield None
-    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
+    instances = core.state.in_order()
     yield None
-    for some in _some(instances, _INSTANCES_AT_ONCE):
+    for some in slices(instances, _INSTANCES_AT_ONCE):
         yield InstanceTable(
             instance_ids=tuple(instance.ref.instance_id for instance in some),
             node_ids=tuple(instance.ref.node_id for instance in some),
@@ -58,14 +56,14 @@ def observed_work(core: ConductorCore, now: float) -> Iterator[ObservedPart | No
             seconds_since_report=tuple(now - instance.changed_at for instance in some),
         )
     listed = yield from _listed(list(core.state.attempts.values()))
-    for chosen in _some(listed, _ATTEMPTS_AT_ONCE):
+    for chosen in slices(listed, _ATTEMPTS_AT_ONCE):
         yield AttemptTable(tuple(map(_attempt, chosen)))
 
 
 def observed_pool(core: ConductorCore, now: float) -> Iterator[ObservedPart | None]:
     """The stores with what they hold, and the prefixes that are asked for most. None: nothing to tell yet."""
     index = core.index
-    for some in _some([node_id for node_id, _ in index.live_nodes()], _INSTANCES_AT_ONCE):
+    for some in slices([node_id for node_id, _ in index.live_nodes()], _INSTANCES_AT_ONCE):
         on_ssd = tuple(map(index.ssd_blocks_of, some))
         yield StoreTable(tuple(some), tuple(index.blocks_of(node) - ssd for node, ssd in zip(some, on_ssd, strict=True)), on_ssd)
     popular = core.replication.most_popular(MOST_PREFIXES, now)
@@ -79,14 +77,10 @@ def _waiting(instance: Instance) -> int:
     return instance.load.waiting + (len(instance.unreported) if instance.ref.role is Role.PREFILL else 0)
 
 
-def _some(rows: Sequence[T], count: int) -> Iterator[Sequence[T]]:
-    return (rows[first : first + count] for first in range(0, len(rows), count))
-
-
 def _listed(attempts: Sequence[PlacedAttempt]) -> Generator[None, None, list[PlacedAttempt]]:
     """Returns the newest, in turns by tenant."""
     newest: dict[str, deque[PlacedAttempt]] = {}
-    for some in _some(attempts, _LOOKED_AT_ONCE):
+    for some in slices(attempts, _LOOKED_AT_ONCE):
         for attempt in some:
             of_tenant = newest.get(attempt.tenant)
             if of_tenant is None:
@@ -121,8 +115,7 @@ def _attempt(attempt: PlacedAttempt) -> ObservedAttempt:
 
 
 def _prefix(core: ConductorCore, prefix: PopularPrefix) -> ObservedPrefix:
-    matches = core.index.match(prefix.keys)
-    holders = [(matches.node_of_bit[int(bit)], blocks) for blocks, mask in matches.ends for bit in bits(mask)] if matches.ends else []
+    holders = list(core.index.match(prefix.keys).items())
     shown = holders[:MOST_HOLDERS]
     in_dram = [blocks for _, blocks in shown]
     if core.index.has_ssd:

@@ -43,8 +43,8 @@ class Scorekeeper:
         if predicted is None or output_tokens < 1:
             return ()
         self._score(attempt, Quantity.OUTPUT_TOKENS, predicted.output_tokens, output_tokens)
-        if attempt.first_token_at is not None and output_tokens > 1:
-            self._score(attempt, Quantity.TBT, predicted.tbt_ms, 1000.0 * (now - attempt.first_token_at) / (output_tokens - 1))
+        if (tbt_ms := attempt.tbt_ms(output_tokens, now)) is not None:
+            self._score(attempt, Quantity.TBT, predicted.tbt_ms, tbt_ms)
         return tuple(attempt.scores)
 
     def _score(self, attempt: PlacedAttempt, quantity: Quantity, predicted: float, actual: float) -> None:

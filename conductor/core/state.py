@@ -55,6 +55,12 @@ class PlacedAttempt:
     scores: list[Score] = field(default_factory=list)
     """Of what was predicted of it, as far as it has come to pass."""
 
+    def tbt_ms(self, output_tokens: int, now: float) -> float | None:
+        """In the mean, of an output that is out now; None where there is no time between two tokens, or the first was not seen."""
+        if self.first_token_at is None or output_tokens < 2:
+            return None
+        return 1000.0 * (now - self.first_token_at) / (output_tokens - 1)
+
 
 @dataclass(slots=True)
 class Instance:
@@ -284,6 +290,10 @@ class ClusterState:
         for attempt_id in [attempt_id for attempt_id, _ in takewhile(lambda ended: now - ended[1] > lease_s, self._over.items())]:
             del self._over[attempt_id]
         return silent
+
+    def in_order(self) -> list[Instance]:
+        """All instances, as people are shown them."""
+        return sorted(self.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
 
     def of_role(self, role: Role) -> Iterable[Instance]:
         return (instance for instance in self.instances.values() if instance.ref.role is role)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -125,8 +124,9 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
         now = self._runner.clock.now()
-        status = cluster_status(self._runner.core, self._model_name, self._leadership.standing(), now)
-        return wire.CLUSTER_STATUS.encode(replace(status, instances=instance_statuses(self._runner.core, now)))
+        core = self._runner.core
+        instances = tuple(_instance_status(core, instance, now) for instance in core.state.in_order())
+        return wire.CLUSTER_STATUS.encode(cluster_status(core, self._model_name, self._leadership.standing(), now, instances))
 
 
 async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerContext[Any, Any]) -> T:
@@ -155,13 +155,15 @@ def schedule_reply(decided: Decided, debug: bool, epoch: int) -> ScheduleReply:
     return ScheduleReply(decided.assignment, rejection, estimates=estimates(decided.alternatives) if debug else (), epoch=epoch)
 
 
-def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> ClusterStatus:
-    """The state of the cluster as the core knows it, without its instances."""
+def cluster_status(
+    core: ConductorCore, model: str, standing: Standing, now: float, instances: tuple[InstanceStatus, ...] = ()
+) -> ClusterStatus:
+    """The state of the cluster as the core knows it, with these of its instances."""
     loads, work = core.pool_loads(now), core.demand.recent_work(now)
     num_ready = sum(map(core.scheduler.num_ready, Role))
     return ClusterStatus(
         model=model,
-        instances=(),
+        instances=instances,
         requests_scheduled=core.totals.scheduled,
         requests_rejected=core.totals.rejected.total(),
         prompt_tokens=core.totals.prompt_tokens,
@@ -181,11 +183,6 @@ def cluster_status(core: ConductorCore, model: str, standing: Standing, now: flo
         wanted_prefill=core.demand.work(now).wanted(Role.PREFILL, num_ready),
         switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
     )
-
-
-def instance_statuses(core: ConductorCore, now: float) -> tuple[InstanceStatus, ...]:
-    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
-    return tuple(_instance_status(core, instance, now) for instance in instances)
 
 
 def _instance_status(core: ConductorCore, instance: Instance, now: float) -> InstanceStatus:

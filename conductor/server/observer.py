@@ -16,6 +16,7 @@ from conductor.server.runner import CoreRunner
 from springtide.protocol import wire
 from springtide.protocol.observation import DecisionTable, HistoryTable, ObservedPart, Overview
 from springtide.rpc import observation_pb2, observation_pb2_grpc
+from springtide.slices import slices
 
 WORK_EVERY_S, POOL_EVERY_S = 0.9, 5.0
 _MOST_DECISIONS = 256
@@ -52,11 +53,11 @@ class ObserverService(observation_pb2_grpc.ObserverServicer):
         assert self._overview is not None, "it is made with the work"
         yield wire.OBSERVED_PART.encode(replace(self._overview, now=now, version=history.version))
         decisions = history.changed_since(version, _MOST_DECISIONS)
-        for first in range(0, len(decisions), _DECISIONS_AT_ONCE):
-            yield wire.OBSERVED_PART.encode(DecisionTable(tuple(decisions[first : first + _DECISIONS_AT_ONCE])))
+        for some in slices(decisions, _DECISIONS_AT_ONCE):
+            yield wire.OBSERVED_PART.encode(DecisionTable(tuple(some)))
         buckets = history.hour.since(bucket, now)
-        for first in range(0, len(buckets), _BUCKETS_AT_ONCE):
-            yield wire.OBSERVED_PART.encode(HistoryTable(tuple(buckets[first : first + _BUCKETS_AT_ONCE])))
+        for latest in slices(buckets, _BUCKETS_AT_ONCE):
+            yield wire.OBSERVED_PART.encode(HistoryTable(tuple(latest)))
         for part in chain(work, pool):
             yield part
 

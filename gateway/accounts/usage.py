@@ -18,6 +18,7 @@ import redis.asyncio as redis
 from springtide.errors import Unavailable
 from springtide.ids import new_id
 from springtide.protocol.usage import Usage
+from springtide.slices import slices
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import asked
@@ -207,7 +208,7 @@ class UsageWriter:
         """Writes down all that was used so far, or leaves it for the next time."""
         if not self._pending:
             for day, rows in self._tally.take(self._today()).items():
-                for some in _batched(list(rows.items())):
+                for some in slices(list(rows.items()), _ROWS_AT_ONCE):
                     self._number += 1
                     self._pending.append((self._number, day, dict(some)))
         try:
@@ -226,11 +227,6 @@ class UsageWriter:
 def today() -> datetime.date:
     """In UTC, in which days are counted."""
     return datetime.datetime.now(datetime.UTC).date()
-
-
-def _batched(rows: list[tuple[UsageRow, Counts]]) -> Iterator[list[tuple[UsageRow, Counts]]]:
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        yield rows[begin : begin + _ROWS_AT_ONCE]
 
 
 def _others(row: UsageRow) -> UsageRow:
