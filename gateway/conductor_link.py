@@ -403,29 +403,19 @@ class ConductorPeer:
     async def observe(self, observe: Observe) -> AsyncGenerator[ObservedPart, None]:
         """Raises Unavailable."""
         call = ObserverStub(self._connected()).Observe(wire.OBSERVE.encode(observe), timeout=CALL_TIMEOUT_S)
-        with self._shown(call):
-            async for part in call:
-                yield wire.OBSERVED_PART.decode(part)
+        with self._answered():
+            try:
+                async for part in call:
+                    yield wire.OBSERVED_PART.decode(part)
+            finally:
+                call.cancel()
 
     async def explain(self, explain: Explain) -> Explanation:
         """Raises Unavailable."""
-        call = ObserverStub(self._connected()).Explain(wire.EXPLAIN.encode(explain), timeout=CALL_TIMEOUT_S)
-        with self._shown(call):
-            return wire.EXPLANATION.decode(await call)
-
-    @contextlib.contextmanager
-    def _shown(self, call: grpc.aio.Call) -> Iterator[None]:
-        """A call for who only watches: that it fails gives up no connection, and nobody is taken for lost. Raises Unavailable."""
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            raise self._unanswered(error.details()) from None
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise self._unanswered("its connection was given up") from None
-        finally:
-            call.cancel()
+        with self._answered():
+            return wire.EXPLANATION.decode(
+                await ObserverStub(self._connected()).Explain(wire.EXPLAIN.encode(explain), timeout=CALL_TIMEOUT_S)
+            )
 
     def report(self, report: AttemptReport) -> None:
         """Sent in order, in the background, with all that has gathered meanwhile. Lost when the Conductor is away, or too slow for so many:
@@ -454,10 +444,19 @@ class ConductorPeer:
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[ReplyT]]) -> ReplyT:
         channel = self._connected()
-        try:
+        with self._answered(channel):
             reply = await call(ConductorStub(channel))
+        self._note_reachable(True)
+        return reply
+
+    @contextlib.contextmanager
+    def _answered(self, channel: grpc.aio.Channel | None = None) -> Iterator[None]:
+        """A call, over a channel that is given up if it is lost. Without one, of who only watches, nobody is taken for lost. Raises
+        Unavailable for what the call fails with."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
-            if error.code() in LOST:
+            if channel is not None and error.code() in LOST:
                 self._note_reachable(False)
                 self._abandon(channel)
             raise self._unanswered(error.details()) from None
@@ -466,8 +465,6 @@ class ConductorPeer:
                 raise
             # Its channel was closed: after a pause of this process the grace may be over together with the time for the answer.
             raise self._unanswered("its connection was given up") from None
-        self._note_reachable(True)
-        return reply
 
     def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
