@@ -24,6 +24,8 @@ from springtide.protocol.sampling import REPETITION_PENALTIES
 
 TOOL_NAME = r"^[\w.:/-]+$"
 """Of functions that are declared."""
+MAX_NAME_LENGTH = 256
+"""Of these, and of other names in messages, where an API says no other."""
 MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
 

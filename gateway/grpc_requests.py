@@ -21,7 +21,7 @@ from gateway.api_request import (
     ToolMode,
 )
 from gateway.bodies import check_depth
-from gateway.fields import TOOL_NAME, json_value
+from gateway.fields import MAX_NAME_LENGTH, TOOL_NAME, json_value
 from gateway.prepare import (
     MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
@@ -40,7 +40,6 @@ _OFF_AT_ZERO = ("top_p", "repetition_penalty")
 """Zero stands for 1."""
 _BETWEEN_NODES = {"logit_bias": "logit_bias", "allowed_token_ids": "allowed_token_ids", "grammar": "format"}
 """Fields of `sampling` that nodes are told in a form of their own, and the request's fields that clients use."""
-_MAX_NAME_LENGTH = 256
 _SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
 _TOOL_MODES = {
     inference_pb2.TOOL_MODE_AUTO: ToolMode.AUTO,
@@ -141,8 +140,8 @@ def _message(number: int, message: inference_pb2.ChatMessage) -> Message:
 
 def _tool(number: int, tool: inference_pb2.Tool) -> Tool:
     field = f"tools[{number}]"
-    if len(tool.name) > _MAX_NAME_LENGTH or not re.fullmatch(TOOL_NAME, tool.name):
-        allowed = f"1 to {_MAX_NAME_LENGTH} letters, digits and _.:/-"
+    if len(tool.name) > MAX_NAME_LENGTH or not re.fullmatch(TOOL_NAME, tool.name):
+        allowed = f"1 to {MAX_NAME_LENGTH} letters, digits and _.:/-"
         raise InvalidRequest(f"{field}.name must be {allowed}, not {tool.name[:100]!r}", param=f"{field}.name")
     return Tool(tool.name, tool.description, _json_object(tool.parameters, f"{field}.parameters"), tool.strict)
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, PrivateAttr, Tag, WithJsonSchema, model_validator
 
-from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
-from gateway.fields import TOOL_NAME, Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
+from gateway.api_request import CacheMark, CacheUse, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.fields import MAX_NAME_LENGTH, TOOL_NAME, Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
 from springtide.errors import InvalidRequest
 
 MAX_CALLS = 512
-MAX_NAME_LENGTH = 256
 # What OpenAI calls a developer's message now is what chat templates know as the system's.
 _SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -135,6 +134,16 @@ def with_lifetimes(messages: Sequence[Message], options: PromptCacheOptions | No
     return tuple(
         replace(message, cache_marks=tuple(map(lasting, message.cache_marks))) if message.cache_marks else message for message in messages
     )
+
+
+def cache_use(options: PromptCacheOptions | None, retention: str | None, salt: str | None) -> CacheUse:
+    """What a request's fields say of the whole prompt: how long it is to be kept, and with whom it is shared."""
+    keep_s = 0.0
+    if options is not None and options.mode == "implicit":
+        keep_s = options.ttl_s
+    elif retention == "24h":
+        keep_s = 24 * 3600.0
+    return CacheUse(salt=salt or "", keep_all_s=keep_s)
 
 
 class CalledFunction(Body):

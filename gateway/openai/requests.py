@@ -45,6 +45,7 @@ from gateway.openai.messages import (
     ChatTool,
     PromptCacheOptions,
     WantedTool,
+    cache_use,
     conversation,
     tool_choice,
     with_lifetimes,
@@ -399,7 +400,7 @@ class ChatCompletionRequest(OpenAIRequest):
 
     def api_request(self) -> ApiRequest:
         max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        cache, said = self._cache_use(), self.messages
+        cache, said = cache_use(self.prompt_cache_options, self.prompt_cache_retention, self.cache_salt), self.messages
         if said[0].role == CACHE_ROLE:
             named, said = use_of_message(said[0].content or "", "messages[0].content"), said[1:]
             cache = replace(named, salt=cache.salt, keep_all_s=cache.keep_all_s)
@@ -409,14 +410,6 @@ class ChatCompletionRequest(OpenAIRequest):
         asked = self._api_request(self._conversation(said), max_tokens)
         names = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
         return replace(asked, cache=cache, names={**asked.names, **names})
-
-    def _cache_use(self) -> CacheUse:
-        keep_s = 0.0
-        if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
-            keep_s = options.ttl_s
-        elif self.prompt_cache_retention == "24h":
-            keep_s = 24 * 3600.0
-        return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
         effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}

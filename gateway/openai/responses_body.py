@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, FailFast, Field, ValidationError, model_va
 
 from gateway.api_request import (
     ApiRequest,
-    CacheUse,
     Conversation,
     FormatKind,
     Message,
@@ -40,7 +39,7 @@ from gateway.fields import (
     check_own_names,
     default_when_null,
 )
-from gateway.openai.messages import PromptCacheOptions, with_lifetimes
+from gateway.openai.messages import PromptCacheOptions, cache_use, with_lifetimes
 from gateway.openai.requests import INT32, Seed
 from gateway.openai.responses_items import Given, Item, conversation_of, input_items
 from gateway.prepare import MAX_LOGPROBS
@@ -371,16 +370,8 @@ class ResponseRequest(PromptRequest):
             sampling=self._sampling(),
             # Of vLLM's priorities the lower are the more important.
             terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle or self.service_tier == "flex"),
-            cache=self._cache_use(),
+            cache=cache_use(self.prompt_cache_options, self.prompt_cache_retention, self.cache_salt),
         )
-
-    def _cache_use(self) -> CacheUse:
-        keep_s = 0.0
-        if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
-            keep_s = options.ttl_s
-        elif self.prompt_cache_retention == "24h":
-            keep_s = 24 * 3600.0
-        return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _sampling(self) -> Json:
         values: Json = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
