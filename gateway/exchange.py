@@ -329,8 +329,13 @@ def dump(data: Json | list[Any]) -> str:
 
 def server_sent(data: Json, event: str = "") -> bytes:
     """A server-sent event, of a name if there is one."""
+    return event_of(dump(data), event)
+
+
+def event_of(line: str, event: str = "") -> bytes:
+    """The same of data that are written already, in one line."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {dump(data)}\n\n".encode()
+    return f"{name}data: {line}\n\n".encode()
 
 
 def error_response(error: SpringtideError, body: Json) -> Response:

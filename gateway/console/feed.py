@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from gateway.caching.context import ContextCache
 from gateway.console.deltas import Tables, changed, written_delta, written_state
 from gateway.console.picture import Picture, Viewer
+from gateway.exchange import event_of, written
 from springtide.errors import Overloaded, Unavailable
 from springtide.protocol.observation import Observe, ObservedPart
 from springtide.supervision import supervised
@@ -67,7 +68,7 @@ class _View:
             for name, table in tables.items():
                 changes[name] = changed(before[name], table)
                 await asyncio.sleep(0)
-            event = f"event: delta\ndata: {await _written(written_delta(self._head, changes))}\n\n".encode()
+            event = event_of(await written(written_delta(self._head, changes)), "delta")
             for watcher in self.watchers:
                 watcher.put(event)
 
@@ -84,21 +85,12 @@ class _View:
                 watcher.changes.get_nowait()
             watcher.behind = False
             self.watchers.add(watcher)
-        return f"event: state\ndata: {state}\n\n".encode()
+        return event_of(state, "state")
 
     async def _whole(self) -> str:
         if not self._state:
-            self._state = await _written(written_state(self._head, self._tables))
+            self._state = await written(written_state(self._head, self._tables))
         return self._state
-
-
-async def _written(pieces: Iterator[str]) -> str:
-    """All of them, with everybody else served in between."""
-    text = []
-    for piece in pieces:
-        text.append(piece)
-        await asyncio.sleep(0)
-    return "".join(text)
 
 
 class Feed:

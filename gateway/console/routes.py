@@ -21,6 +21,7 @@ from gateway.conductor_link import ConductorLink
 from gateway.console.feed import Feed
 from gateway.console.logs import lines_about
 from gateway.console.picture import Viewer, estimate_row
+from gateway.exchange import EVENT_STREAM
 from springtide.errors import InvalidRequest
 from springtide.protocol.observation import Explain, ExplainedDecision
 
@@ -140,7 +141,7 @@ def routes(console: Console) -> APIRouter:
         stream = console.feed.events(_viewer(request))
         first = await anext(stream)  # a refusal is an answer of its own
         headers = {**HEADERS, "x-accel-buffering": "no"}
-        return StreamingResponse(_after(first, stream), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(_after(first, stream), media_type=EVENT_STREAM, headers=headers)
 
     @router.get("/console/explain")
     async def explain(request: Request) -> Response:
