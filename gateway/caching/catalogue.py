@@ -149,8 +149,8 @@ class Catalogue:
         """The newest of those that were created by request, of some of the tenants that have any."""
         found: list[ContextCache] = []
         for tenant in await self.agenda.tenants(most_tenants):
-            caches, _ = await self.page(tenant, lambda _: True, order="desc", after="", before="", limit=most_each)
-            found += caches
+            records, _ = await self._caches.page(tenant, limit=most_each)
+            found += [cache_from(tenant, record.value) for record in records]
         return found
 
     async def change(self, tenant: str, cache_id: str, change: Callable[[ContextCache], ContextCache], now: float) -> ContextCache | None:

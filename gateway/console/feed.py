@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 MOST_WATCHERS = 100
 _ANSWER_S = 3.0
+"""For the Conductor, and for Valkey."""
 _LINGER_S = 5.0
 """Who asks for the state alone may ask again."""
 _CACHES_EVERY_S = 10.0
@@ -195,5 +196,6 @@ class Feed:
         if time.monotonic() - self._caches_at >= _CACHES_EVERY_S:
             self._caches_at = time.monotonic()
             # Without Valkey the caches are shown as they last were.
-            with contextlib.suppress(Unavailable):
-                picture.take_caches(await self._caches(_MOST_TENANTS, _MOST_CACHES), time.time())
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(_ANSWER_S):
+                    picture.take_caches(await self._caches(_MOST_TENANTS, _MOST_CACHES), time.time())

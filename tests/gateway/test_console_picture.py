@@ -201,6 +201,21 @@ async def test_what_is_last_known_stays_while_no_conductor_answers(feed: Feed, a
         assert data_of(await anext(events))["problem"] == ""
 
 
+async def test_context_caches_that_cannot_be_read_in_time_hold_up_no_picture(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.console.feed._ANSWER_S", 0.2)
+
+    async def never(tenants: int, each: int) -> Sequence[ContextCache]:
+        await asyncio.Event().wait()
+        return []
+
+    feed = Feed(asked.observe, never)
+    try:
+        async with asyncio.timeout(20):
+            assert json.loads(await feed.state(OPERATOR))["tables"]
+    finally:
+        await feed.close()
+
+
 async def test_who_is_too_far_behind_is_sent_everything_anew(feed: Feed, asked: Asked) -> None:
     async with contextlib.aclosing(feed.events(OPERATOR)) as slow, contextlib.aclosing(feed.events(OPERATOR)) as quick:
         await anext(slow)
