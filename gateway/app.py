@@ -33,6 +33,7 @@ from gateway.grammar_checks import GrammarChecker
 from gateway.grpc_service import new_server
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
+from gateway.objectives import Objectives
 from gateway.openai.batches import OpenAIBatches
 from gateway.prepare import Preparer
 from gateway.runner import Runner
@@ -103,13 +104,13 @@ class GatewayServer:
         self._membership = Membership.of(config, self._credentials)
         self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
         limits = _limits(config)
-        self._traces, self._tracer = _tracing(config, arguments.instance_id)
+        objectives = Objectives(config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
+        self._traces, self._tracer = _tracing(config, objectives, arguments.instance_id)
         self._core = GatewayCore(limits, self._gateway_id, self._hashing, traces=self._tracer is not None)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
         model = config.served_model_name or arguments.model_info.name
         self._genai = GenAiMetrics.of(config.metrics, os.environ, model, arguments.instance_id)
-        objectives = metrics.Objectives(config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
         self._runner = Runner(self._core, self._conductor, self._clock, objectives, self._credentials, self._tracer, self._genai)
         self._accounts = Accounts(
             self._valkey,
@@ -309,7 +310,7 @@ class GatewayServer:
         return serve_metrics(self._credentials, self._arguments.bind_host, self._arguments.metrics_port)
 
 
-def _tracing(config: ClusterConfig, instance_id: str) -> tuple[TraceExporter | None, Tracer | None]:
+def _tracing(config: ClusterConfig, objectives: Objectives, instance_id: str) -> tuple[TraceExporter | None, Tracer | None]:
     """Who sends traces, and who gathers them; nobody where they go nowhere. Raises ConfigError for a setting; a variable may be meant for
     others, and costs the traces alone."""
     try:
@@ -323,8 +324,7 @@ def _tracing(config: ClusterConfig, instance_id: str) -> tuple[TraceExporter | N
         logger.warning("nothing is traced: %s", error.message)
         return None, None
     logger.info("traces go to %s: a share of %g, and all of requests that did not go well", destination.url, destination.ratio)
-    sampling = Sampling(destination.ratio, config.slo.ttft_ms / 1000, config.slo.tbt_ms / 1000)
-    return exporter, Tracer(sampling, exporter.put, metrics.TRACES.labels("left_out").inc)
+    return exporter, Tracer(Sampling(destination.ratio, objectives), exporter.put, metrics.TRACES.labels("left_out").inc)
 
 
 def _limits(config: ClusterConfig) -> Limits:

@@ -62,6 +62,11 @@ class Generation:
         if self.patience_s < math.inf and not self.prompt_only:
             raise ValueError("a Generation of which output is wanted has no patience_s")
 
+    @property
+    def promised(self) -> bool:
+        """It is held to the objectives."""
+        return not self.terms.idle and not self.prompt_only
+
 
 # ---- events ----
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import events as ev
-from gateway.metrics import Latencies
+from gateway.objectives import Latencies
 from gateway.tracing.otlp import SERVICE_NAME, destination
 from gateway.tracing.spans import PROVIDER
 from springtide import __version__

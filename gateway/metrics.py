@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from prometheus_client import Counter, Gauge, Histogram
 
 from gateway import events as ev
+from gateway.objectives import Latencies, Objectives
 from springtide.errors import Overloaded
 from springtide.metrics import NamedSeries
 from springtide.telemetry import LATENCY_BUCKETS_S
@@ -87,25 +86,9 @@ def count_failed_attempt(instance_id: str) -> None:
     _instances.counter(FAILED_ATTEMPTS, instance_id).inc()
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """What generations are held to, in seconds."""
-
-    ttft_s: float
-    tbt_s: float
-
-    def show(self) -> None:
-        OBJECTIVE_SECONDS.labels("ttft").set(self.ttft_s)
-        OBJECTIVE_SECONDS.labels("tbt").set(self.tbt_s)
-
-
-@dataclass(slots=True)
-class Latencies:
-    """What a generation's client has seen of time so far, in seconds."""
-
-    ttft_s: float | None = None
-    longest_gap_s: float | None = None
-    """Between two of its tokens."""
+def show_objectives(objectives: Objectives) -> None:
+    OBJECTIVE_SECONDS.labels("ttft").set(objectives.ttft_s)
+    OBJECTIVE_SECONDS.labels("tbt").set(objectives.tbt_s)
 
 
 def count_objectives(
@@ -113,11 +96,9 @@ def count_objectives(
 ) -> None:
     """Counts a generation that has ended `waited_s` after its arrival. Whether it had its first token in time is known without that token
     once the objective has passed, and a client that has left by then counts as one that was not served."""
-    ttft_s = waited_s if seen.ttft_s is None else seen.ttft_s
-    late = ttft_s > objectives.ttft_s
+    late, halting = objectives.late(seen, waited_s), objectives.halting(seen)
     if seen.ttft_s is not None or late:
         _count(tenant, "ttft", not late)
-    halting = seen.longest_gap_s is not None and seen.longest_gap_s > objectives.tbt_s
     if seen.longest_gap_s is not None:
         _count(tenant, "tbt", not halting)
     match reply:

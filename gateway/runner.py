@@ -14,6 +14,7 @@ from gateway import metrics
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.genai_metrics import GenAiMetrics
+from gateway.objectives import Latencies, Objectives
 from gateway.sessions import SessionPool
 from gateway.tracing.tracer import Tracer
 from springtide.clock import Clock, Tick
@@ -59,8 +60,7 @@ class _Served:
     """It is held to the objectives."""
     exemplar: dict[str, str]
     operation: str
-    latencies: metrics.Latencies = field(default_factory=metrics.Latencies)
-    last_token_at: float | None = None
+    latencies: Latencies = field(default_factory=Latencies)
     num_output_tokens: int = 0
     attempts: int = 0
 
@@ -73,7 +73,7 @@ class Runner:
         core: GatewayCore,
         conductor: ConductorLink,
         clock: Clock,
-        objectives: metrics.Objectives,
+        objectives: Objectives,
         credentials: Credentials = OPEN,
         tracer: Tracer | None = None,
         genai: GenAiMetrics | None = None,
@@ -82,7 +82,7 @@ class Runner:
         self._conductor = conductor
         self._clock = clock
         self._objectives = objectives
-        objectives.show()
+        metrics.show_objectives(objectives)
         self._tracer = tracer
         self._genai = genai
         self._sessions = SessionPool(self.post, credentials)
@@ -117,11 +117,15 @@ class Runner:
         await self._sessions.close()
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None:
-        promised = not generation.terms.idle and not generation.prompt_only
-        now = self._clock.now()
-        exemplar = metrics.exemplar(generation.request_id, generation.traceparent)
-        num_tokens = len(generation.prompt_ids)
-        self._served[generation.request_id] = _Served(sink, num_tokens, generation.tenant, now, promised, exemplar, generation.operation)
+        self._served[generation.request_id] = _Served(
+            sink,
+            len(generation.prompt_ids),
+            generation.tenant,
+            self._clock.now(),
+            generation.promised,
+            metrics.exemplar(generation.request_id, generation.traceparent),
+            generation.operation,
+        )
         self.post(ev.Arrived(generation))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -226,17 +230,12 @@ class Runner:
         served = self._served.get(request_id)
         if served is None:
             return
-        now, seen = self._clock.now(), served.latencies
-        if served.last_token_at is None:
-            seen.ttft_s = now - served.arrived_at
-            metrics.TTFT_SECONDS.observe(seen.ttft_s, served.exemplar)
+        after_s, seen = self._clock.now() - served.arrived_at, served.latencies
+        gap_s = seen.emitted(len(action.tokens), after_s)
+        if gap_s is None:
+            metrics.TTFT_SECONDS.observe(after_s, served.exemplar)
         else:
-            gap_s = (now - served.last_token_at) / len(action.tokens)
-            longest = seen.longest_gap_s is None or gap_s > seen.longest_gap_s
-            metrics.TBT_SECONDS.observe(gap_s, served.exemplar if longest else None)
-            if longest:
-                seen.longest_gap_s = gap_s
-        served.last_token_at = now
+            metrics.TBT_SECONDS.observe(gap_s, served.exemplar if gap_s == seen.longest_gap_s else None)
         served.num_output_tokens += len(action.tokens)
         try:
             stopped = served.sink.emit(action.tokens)

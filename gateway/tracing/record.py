@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway import events as ev
+from gateway.objectives import Latencies
 from springtide.errors import Overloaded, SpringtideError
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.protocol.instances import Role
@@ -93,10 +94,7 @@ class GenerationTrace:
     attempts: list[AttemptTrace] = field(default_factory=list)
     attempts_left_out: int = 0
     """Of those in the middle, where there were very many."""
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    longest_gap_s: float = 0.0
-    """Between two of its tokens."""
+    latencies: Latencies = field(default_factory=Latencies)
     num_output_tokens: int = 0
     cached_tokens: int = 0
     reply: ev.Finished | ev.Failed | ev.Cancelled | None = None
@@ -104,12 +102,13 @@ class GenerationTrace:
 
     def emitted(self, num_tokens: int, now: float) -> None:
         """So many further tokens have gone to the client."""
-        if self.last_token_at is None:
-            self.first_token_at = now
-        else:
-            self.longest_gap_s = max(self.longest_gap_s, (now - self.last_token_at) / num_tokens)
-        self.last_token_at = now
+        self.latencies.emitted(num_tokens, now - self.arrived_at)
         self.num_output_tokens += num_tokens
+
+    @property
+    def first_token_at(self) -> float | None:
+        ttft_s = self.latencies.ttft_s
+        return None if ttft_s is None else self.arrived_at + ttft_s
 
     @property
     def error(self) -> SpringtideError | None:

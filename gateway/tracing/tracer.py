@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gateway import events as ev
+from gateway.objectives import Objectives
 from gateway.tracing.record import AttemptTrace, GenerationTrace, RequestTrace
 from springtide.ids import AttemptId, RequestId
 from springtide.protocol.attempts import Phase
@@ -40,11 +41,10 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which traces are kept: this share of all, and every one that did not go well. Objectives in seconds."""
+    """Which traces are kept: this share of all, and every one that did not go well."""
 
     ratio: float
-    ttft_s: float
-    tbt_s: float
+    objectives: Objectives
 
     def why_kept(self, trace: RequestTrace) -> Kept | None:
         """Why, of a trace that has ended; None: it is not."""
@@ -61,8 +61,8 @@ class Sampling:
     def _missed(self, generation: GenerationTrace) -> bool:
         if not generation.promised or generation.ended_at is None:
             return False
-        first_at = generation.ended_at if generation.first_token_at is None else generation.first_token_at
-        return first_at - generation.arrived_at > self.ttft_s or generation.longest_gap_s > self.tbt_s
+        seen, took_s = generation.latencies, generation.ended_at - generation.arrived_at
+        return self.objectives.late(seen, took_s) or self.objectives.halting(seen)
 
 
 def _is_error(status: str) -> bool:
@@ -168,9 +168,8 @@ class Tracer:
         trace = self._requests.get(generation.traceparent)
         if trace is None:
             return
-        promised = not generation.terms.idle and not generation.prompt_only
         num_tokens = len(generation.prompt_ids)
-        own = GenerationTrace(generation.request_id, now, num_tokens, generation.sampling, generation.tenant, promised)
+        own = GenerationTrace(generation.request_id, now, num_tokens, generation.sampling, generation.tenant, generation.promised)
         trace.generations.append(own)
         trace.num_open += 1
         self._generations[generation.request_id] = trace, own

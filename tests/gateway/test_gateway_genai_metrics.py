@@ -14,7 +14,7 @@ from gateway import events as ev
 from gateway import genai_metrics
 from gateway.app import GatewayServer
 from gateway.genai_metrics import GenAiMetrics
-from gateway.metrics import Latencies
+from gateway.objectives import Latencies
 from springtide.config import MetricsConfig
 from springtide.errors import ConfigError, Overloaded
 from springtide.process import ProcessArguments

@@ -11,7 +11,7 @@ from gateway import events as ev
 from gateway import metrics
 from gateway.caching.context import CacheId, ContextCache, Kept, Status
 from gateway.caching.keeper import NOT_SEEN_S, LookedAfter
-from gateway.metrics import Latencies, Objectives
+from gateway.objectives import Latencies, Objectives
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.metrics import NamedSeries
 from springtide.protocol.outputs import Finish

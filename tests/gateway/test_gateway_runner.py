@@ -9,7 +9,7 @@ from typing import Any
 from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
-from gateway.metrics import Objectives
+from gateway.objectives import Objectives
 from gateway.runner import Runner
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable

@@ -19,6 +19,7 @@ pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 
 from gateway import metrics
 from gateway.app import GatewayServer
+from gateway.objectives import Objectives
 from gateway.tracing import otlp
 from gateway.tracing.otlp import DEFAULT_RATIO, Destination, TraceExporter
 from gateway.tracing.tracer import Sampling, Tracer
@@ -168,7 +169,7 @@ def test_a_collector_that_refuses_costs_the_trace_and_holds_up_no_end() -> None:
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1/traces"
     dropped = metrics.DROPPED_TRACES._value.get()  # type: ignore[attr-defined]
     exporter = TraceExporter(url, "gateway-0")
-    tracer = Tracer(Sampling(1.0, 1.0, 1.0), exporter.put, lambda: None)
+    tracer = Tracer(Sampling(1.0, Objectives(1.0, 1.0)), exporter.put, lambda: None)
     tracer.end(tracer.begin("r", "", "/v1/completions", "text_completion", 0.0, 0), "200", 0.1)
     tracer.look(0.1, linger_s=0.0)
     exporter.close()
@@ -182,7 +183,7 @@ def test_headers_resource_and_name_are_as_opentelemetrys_variables_say(collector
     monkeypatch.setenv("OTEL_SERVICE_NAME", "llm")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=other")
     exporter = TraceExporter(f"{collector.url}/v1/traces", "gateway-0")
-    tracer = Tracer(Sampling(1.0, 1.0, 1.0), exporter.put, lambda: None)
+    tracer = Tracer(Sampling(1.0, Objectives(1.0, 1.0)), exporter.put, lambda: None)
     trace = tracer.begin("r", "", "/v1/completions", "text_completion", 0.0, 1_700_000_000_000_000_000)
     tracer.end(trace, "200", 0.5)
     tracer.look(0.5, linger_s=0.0)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import events as ev
+from gateway.objectives import Objectives
 from gateway.tracing.record import RequestTrace
 from gateway.tracing.spans import Kind, Span, spans_of
 from gateway.tracing.tracer import LINGER_S, MOST_REJECTED_PER_S, Kept, Sampling, Tracer
@@ -35,7 +36,7 @@ class Watched:
     def __init__(self, *, ratio: float = 1.0, traceparent: str = "", idle: bool = False) -> None:
         self.kept: list[tuple[RequestTrace, Kept]] = []
         self.num_left_out = 0
-        self.tracer = Tracer(Sampling(ratio, ttft_s=5.0, tbt_s=1.0), lambda *kept: self.kept.append(kept), self._left_out)
+        self.tracer = Tracer(Sampling(ratio, Objectives(ttft_s=5.0, tbt_s=1.0)), lambda *kept: self.kept.append(kept), self._left_out)
         self.core = new_core()
         self.now = 100.0
         self.trace = self.tracer.begin("r0", traceparent, "/v1/chat/completions", "chat", self.now, 1_700_000_000_000_000_000)
@@ -140,7 +141,7 @@ def test_what_has_its_first_token_late_is_kept() -> None:
 
 def test_rejections_are_kept_up_to_a_rate() -> None:
     kept: list[Kept] = []
-    tracer = Tracer(Sampling(0.0, 5.0, 1.0), lambda trace, why: kept.append(why), lambda: None)
+    tracer = Tracer(Sampling(0.0, Objectives(5.0, 1.0)), lambda trace, why: kept.append(why), lambda: None)
     counts = []
     for now in (0.0, 0.0, 100.0):
         for number in range(50):
@@ -392,7 +393,7 @@ def test_errors_in_the_middle_of_nothing_end_what_is_open() -> None:
 )
 def test_what_is_no_traceparent_begins_a_trace_of_its_own(header: str) -> None:
     assert parsed(header) is None
-    tracer = Tracer(Sampling(1.0, 1.0, 1.0), lambda *kept: None, lambda: None)
+    tracer = Tracer(Sampling(1.0, Objectives(1.0, 1.0)), lambda *kept: None, lambda: None)
     trace = tracer.begin("r", header, "/v1/completions", "text_completion", 0.0, 0)
     assert trace.parent is None and parsed(trace.header) == trace.context
 
