@@ -23,6 +23,7 @@ from gateway.caching.catalogue import Budget, Catalogue
 from gateway.caching.desk import Desk
 from gateway.caching.keeper import Computer, Keeper
 from gateway.caching.stores import Stores
+from gateway.collector import forgiving_variables
 from gateway.conductor_link import ConductorLink
 from gateway.console.routes import Console
 from gateway.conversation import ChatModel
@@ -311,20 +312,13 @@ class GatewayServer:
 
 
 def _tracing(config: ClusterConfig, objectives: Objectives, instance_id: str) -> tuple[TraceExporter | None, Tracer | None]:
-    """Who sends traces, and who gathers them; nobody where they go nowhere. Raises ConfigError for a setting; a variable may be meant for
-    others, and costs the traces alone."""
-    try:
-        destination = Destination.of(config.tracing, os.environ)
-        if destination is None:
-            return None, None
-        exporter = TraceExporter(destination.url, instance_id)
-    except ConfigError as error:
-        if config.tracing.endpoint is not None:
-            raise
-        logger.warning("nothing is traced: %s", error.message)
-        return None, None
-    logger.info("traces go to %s: a share of %g, and all of requests that did not go well", destination.url, destination.ratio)
-    return exporter, Tracer(Sampling(destination.ratio, objectives), exporter.put, metrics.TRACES.labels("left_out").inc)
+    """Who sends traces, and who gathers them; nobody where they go nowhere. Raises ConfigError for a setting."""
+    with forgiving_variables(config.tracing.endpoint, "nothing is traced"):
+        if (destination := Destination.of(config.tracing, os.environ)) is not None:
+            exporter = TraceExporter(destination.url, instance_id)
+            logger.info("traces go to %s: a share of %g, and all of requests that did not go well", destination.url, destination.ratio)
+            return exporter, Tracer(Sampling(destination.ratio, objectives), exporter.put, metrics.TRACES.labels("left_out").inc)
+    return None, None
 
 
 def _limits(config: ClusterConfig) -> Limits:

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import events as ev
+from gateway.collector import SERVICE_NAME, destination, forgiving_variables, opentelemetry_for, resource
 from gateway.objectives import Latencies
-from gateway.tracing.otlp import SERVICE_NAME, destination
 from gateway.tracing.spans import PROVIDER
 from springtide import __version__
 from springtide.config import MetricsConfig
-from springtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +27,13 @@ class GenAiMetrics:
     """What is told of each generation that has ended. Used from the event loop."""
 
     def __init__(self, url: str, model: str, instance_id: str) -> None:
-        """Raises ConfigError without OpenTelemetry's packages, which nothing else imports."""
-        try:
+        """Raises ConfigError without OpenTelemetry's packages."""
+        with opentelemetry_for("metrics by OTLP"):
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-            from opentelemetry.sdk.resources import Resource
-        except ImportError as error:
-            raise ConfigError(f"metrics by OTLP need OpenTelemetry's packages: pip install 'springtide[otel]' ({error})") from None
-        # What it says of a collector that is away, at each try, is more than anybody wants to read.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        resource = Resource.create({"service.name": SERVICE_NAME, "service.version": __version__, "service.instance.id": instance_id})
-        self._provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter(url))], resource, shutdown_on_exit=False)
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter(url))
+        self._provider = MeterProvider([reader], resource(instance_id), shutdown_on_exit=False)
         meter = self._provider.get_meter(SERVICE_NAME, __version__)
 
         def histogram(name: str, description: str, bounds_s: tuple[float, ...]) -> Any:
@@ -52,19 +46,13 @@ class GenAiMetrics:
 
     @classmethod
     def of(cls, config: MetricsConfig, environ: Mapping[str, str], model: str, instance_id: str) -> GenAiMetrics | None:
-        """None where they go nowhere. Raises ConfigError for the setting; a variable may be meant for others, and costs these metrics
-        alone."""
-        try:
-            url = destination("metrics", "metrics.otlp_endpoint", config.otlp_endpoint, environ)
-            told = None if url is None else cls(url, model, instance_id)
-        except ConfigError as error:
-            if config.otlp_endpoint is not None:
-                raise
-            logger.warning("no metrics go out by OTLP: %s", error.message)
-            return None
-        if told is not None:
-            logger.info("metrics of generations go to %s", url)
-        return told
+        """None where they go nowhere. Raises ConfigError for the setting."""
+        with forgiving_variables(config.otlp_endpoint, "no metrics go out by OTLP"):
+            if (url := destination("metrics", "metrics.otlp_endpoint", config.otlp_endpoint, environ)) is not None:
+                told = cls(url, model, instance_id)
+                logger.info("metrics of generations go to %s", url)
+                return told
+        return None
 
     def ended(
         self, operation: str, seen: Latencies, took_s: float, num_output_tokens: int, reply: ev.Finished | ev.Failed | ev.Cancelled

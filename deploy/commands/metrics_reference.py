@@ -76,7 +76,8 @@ Where `metrics.otlp_endpoint` says where to, or OpenTelemetry's own `OTEL_EXPORT
 (`OTEL_METRIC_EXPORT_INTERVAL`, in milliseconds). It takes OpenTelemetry's packages (`pip install 'springtide[otel]'`), and is off
 otherwise. All are histograms in seconds with the bounds that the conventions ask for, and have `gen_ai.operation.name`,
 `gen_ai.provider.name` (`springtide`), `gen_ai.request.model` and `gen_ai.response.model`. What runs in idle capacity, as batches do, is in
-none: nobody waits for it.
+none: nobody waits for it. As with [traces](tracing.md), the service is `springtide` unless `OTEL_SERVICE_NAME` or
+`OTEL_RESOURCE_ATTRIBUTES` says another, and `service.instance.id` is the gateway's.
 
 | metric | meaning |
 |---|---|

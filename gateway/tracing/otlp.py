@@ -8,20 +8,18 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from gateway import metrics
+from gateway.collector import destination, opentelemetry_for
 from gateway.tracing.record import RequestTrace
 from gateway.tracing.spans import Span, spans_of
 from gateway.tracing.tracer import Kept
-from springtide import __version__
 from springtide.config import TracingConfig
 from springtide.errors import ConfigError
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = "springtide"
 DEFAULT_RATIO = 0.1
 MOST_WAITING = 512
 """Traces. One is dropped when there are more."""
@@ -30,41 +28,6 @@ MOST_AT_ONCE = 16
 CLOSE_S = 0.5
 """The end of the process waits so long for what is not sent yet, and half of that for either of what is around it."""
 _ALWAYS = {"always_on": 1.0, "parentbased_always_on": 1.0, "always_off": 0.0, "parentbased_always_off": 0.0}
-
-
-def destination(signal: str, setting: str, endpoint: str | None, environ: Mapping[str, str]) -> str | None:
-    """The URL that a signal ("traces", "metrics") goes to: that of its setting or, without, as OpenTelemetry's own variables say; None:
-    nowhere. Raises ConfigError, naming the setting or the variable."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
-    url, named = _url(signal, setting, endpoint, environ)
-    if not url:
-        return None
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-        raise ConfigError(f"{named} must be a URL such as http://collector:4318, not {url!r}", param=named)
-    protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
-    if endpoint is None and protocol != "http/protobuf":
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, not {protocol!r}: {signal} go by OTLP over HTTP, to port 4318 of most "
-            f"collectors; {setting} says where, whatever OpenTelemetry's variables say"
-        )
-    return url
-
-
-def _url(signal: str, setting: str, endpoint: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """What says so, too."""
-    path = f"/v1/{signal}"
-    if endpoint is not None:
-        given = endpoint.rstrip("/")
-        return given if given.endswith(path) else given + path, setting
-    if environ.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp").strip() != "otlp":
-        return "", ""
-    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"
-    if whole := environ.get(own):
-        return whole, own
-    if base := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        return base.rstrip("/") + path, "OTEL_EXPORTER_OTLP_ENDPOINT"
-    return "", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +63,10 @@ class TraceExporter:
     """The thread that makes the spans of traces that are kept, and sends them."""
 
     def __init__(self, url: str, instance_id: str) -> None:
-        """Raises ConfigError without OpenTelemetry's packages, which nothing else imports: they take a quarter of a second."""
-        try:
+        """Raises ConfigError without OpenTelemetry's packages."""
+        with opentelemetry_for("traces"):
             from gateway.tracing.sdk import Sdk
-        except ImportError as error:
-            raise ConfigError(f"traces need OpenTelemetry's packages: pip install 'springtide[otel]' ({error})") from None
-        self._sdk = Sdk(url, {"service.name": SERVICE_NAME, "service.version": __version__, "service.instance.id": instance_id})
+        self._sdk = Sdk(url, instance_id)
         self._url = url
         self._warnings = FewWarnings(logger)
         self._waiting: queue.Queue[tuple[RequestTrace, Kept] | None] = queue.Queue(MOST_WAITING)

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from gateway.collector import SERVICE_NAME, resource
 from gateway.tracing.record import RequestTrace
 from gateway.tracing.spans import Kind, Span
 from springtide import __version__
 
 _KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
-_SCOPE = InstrumentationScope("springtide", __version__)
+_SCOPE = InstrumentationScope(SERVICE_NAME, __version__)
 
 
 class Sdk:
-    """An exporter of OTLP over HTTP, and what its spans have in common. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before `common`,
-    and headers, certificates, compression and the time limit are as OpenTelemetry's variables say."""
+    """An exporter of OTLP over HTTP, and what its spans have in common. Headers, certificates, compression and the time limit are as
+    OpenTelemetry's variables say."""
 
-    def __init__(self, url: str, common: Mapping[str, str]) -> None:
-        self._resource = Resource(dict(common)).merge(_from_environment())
-        # What it says of a collector that is away, at each try, we say with measure.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    def __init__(self, url: str, instance_id: str) -> None:
+        self._resource = resource(instance_id)
         self._exporter = OTLPSpanExporter(url)
 
     def sent(self, traces: Sequence[tuple[RequestTrace, Sequence[Span]]]) -> bool:
@@ -62,10 +59,3 @@ class Sdk:
             end_time=unix_ns(span.end),
             instrumentation_scope=_SCOPE,
         )
-
-
-def _from_environment() -> Resource:
-    """What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say."""
-    from opentelemetry.sdk.resources import OTELResourceDetector
-
-    return OTELResourceDetector().detect()

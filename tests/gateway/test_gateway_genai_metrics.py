@@ -13,6 +13,7 @@ pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 from gateway import events as ev
 from gateway import genai_metrics
 from gateway.app import GatewayServer
+from gateway.collector import destination
 from gateway.genai_metrics import GenAiMetrics
 from gateway.objectives import Latencies
 from springtide.config import MetricsConfig
@@ -70,6 +71,18 @@ def test_a_collector_that_is_away_is_in_nobodys_way() -> None:
     told.close()
 
 
+def test_metrics_are_of_whom_opentelemetrys_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "llm")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=other")
+    with Collector() as collector:
+        told = GenAiMetrics(f"{collector.url}/v1/metrics", MODEL, "gateway-0")
+        told.ended("text_completion", Latencies(1.0), 5.0, 9, ev.Finished(Finish.STOP, 0))
+        told.close()
+        (resource,) = collector.resources
+    expected = {"service.name": "llm", "deployment.environment.name": "test", "service.instance.id": "gateway-0"}
+    assert expected.items() <= resource.items() and resource["telemetry.sdk.language"] == "python"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "environ", "url"),
     [
@@ -86,7 +99,7 @@ def test_a_collector_that_is_away_is_in_nobodys_way() -> None:
 def test_metrics_go_where_the_setting_says_or_else_opentelemetrys_variables(
     endpoint: str | None, environ: dict[str, str], url: str | None
 ) -> None:
-    assert genai_metrics.destination("metrics", "metrics.otlp_endpoint", endpoint, environ) == url
+    assert destination("metrics", "metrics.otlp_endpoint", endpoint, environ) == url
 
 
 def test_a_setting_that_is_no_url_is_refused_by_name_and_a_variable_costs_the_metrics_alone() -> None:

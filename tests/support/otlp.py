@@ -38,7 +38,9 @@ class Collector:
 
     def __init__(self) -> None:
         self.headers: list[Mapping[str, str]] = []
-        """Of each message."""
+        """Of each message with traces."""
+        self.resources: list[Mapping[str, Any]] = []
+        """Of each message with metrics."""
         self._spans: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
         self._points: defaultdict[str, list[HistogramDataPoint]] = defaultdict(list)
         self._changed = threading.Condition()
@@ -88,6 +90,7 @@ class Collector:
     def _take_metrics(self, request: ExportMetricsServiceRequest) -> None:
         with self._changed:
             for of_resource in request.resource_metrics:
+                self.resources.append(_values(of_resource.resource.attributes))
                 for metric in (metric for scope in of_resource.scope_metrics for metric in scope.metrics):
                     assert metric.unit == "s"
                     self._points[metric.name] += metric.histogram.data_points
