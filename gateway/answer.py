@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import redis.asyncio as redis
@@ -31,7 +31,6 @@ from gateway.output import Answer, CallBegun, Delta, Ending, Part, PlacedToken, 
 from gateway.prepare import Origin, PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tool_calls.reading import Reading
-from gateway.tracing.record import RequestTrace
 from gateway.tracing.tracer import Tracer
 from springtide.clock import Clock
 from springtide.config import ServerConfig
@@ -39,7 +38,7 @@ from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, PromptLogprobs, SampledToken
 from springtide.protocol.usage import KeptTokens, Usage
-from springtide.trace_context import TRACE_IDS
+from springtide.trace_context import TRACE_HEADER, TRACE_IDS, checked
 
 logger = logging.getLogger(__name__)
 
@@ -479,19 +478,6 @@ class ApiBackend:
 
         return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars, on_begin)
 
-    def traced(self, request_id: str, traceparent: str, endpoint: str, operation: str) -> RequestTrace | None:
-        """The trace of a request that has just come with this `traceparent`, or none, for what OpenTelemetry calls `operation`; None: it is
-        not traced. It ends by `end_trace`."""
-        if self.tracer is None:
-            TRACE_IDS.note(request_id, traceparent)
-            return None
-        return self.tracer.begin(request_id, traceparent, endpoint, operation, self.clock.now(), time.time_ns())
-
-    def end_trace(self, trace: RequestTrace | None, status: str) -> None:
-        """The request is answered, with this status, as far as whoever asked is concerned."""
-        if self.tracer is not None and trace is not None:
-            self.tracer.end(trace, status, self.clock.now())
-
     async def begun_with_cache(self, request: ApiRequest, origin: Origin, num_bytes: int = UNKNOWN_BYTES) -> PreparedRequest:
         """What runs of a request that names a context cache, and has so many bytes itself. Raises InvalidRequest."""
         whole, use = await self.caches.applied(origin.tenant, request)
@@ -503,6 +489,39 @@ class ApiBackend:
         if self.runner.leaving:
             raise Unavailable("this gateway is about to stop, and ends what it has", code="leaving")
         return (await self.conductor.cluster()).ready
+
+
+class Traced:
+    """An API request that has just begun to come, and its trace: its own, or its client's where nothing is traced."""
+
+    def __init__(self, backend: ApiBackend, request_id: str, traceparent: str, endpoint: str, operation: str) -> None:
+        """`traceparent` is what the client says, if it does; `operation` is what it asks for, by OpenTelemetry's name."""
+        self._backend = backend
+        now = backend.clock.now()
+        if backend.tracer is None:
+            self._trace = None
+            TRACE_IDS.note(request_id, traceparent)
+            traceparent = checked(traceparent)
+        else:
+            self._trace = backend.tracer.begin(request_id, traceparent, endpoint, operation, now, time.time_ns())
+            traceparent = self._trace.header
+        self.origin = Origin(request_id, now, traceparent=traceparent, endpoint=endpoint, operation=operation)
+        """Without whose it is."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of its answer."""
+        return {} if self._trace is None else {TRACE_HEADER: self._trace.header}
+
+    def tell(self, prepared: PreparedRequest, stream: bool) -> None:
+        """What it has asked for."""
+        if self._trace is not None:
+            self._trace.tell(self._backend.preparer.model_name, stream, prepared.num_prompt_tokens, prepared.n)
+
+    def end(self, status: str) -> None:
+        """It is answered, with this status, as far as whoever asked is concerned."""
+        if self._trace is not None and self._backend.tracer is not None:
+            self._backend.tracer.end(self._trace, status, self._backend.clock.now())
 
 
 def internal_error() -> SpringtideError:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
 from gateway.accounts.allowance import Caller
-from gateway.answer import AnswerStream, ApiBackend, internal_error
+from gateway.answer import AnswerStream, ApiBackend, Traced, internal_error
 from gateway.api_request import ApiRequest
 from gateway.bodies import ClientDisconnected, check_media_type
 from gateway.caching.context import Use
@@ -28,7 +28,7 @@ from gateway.prepare import Origin, PreparedRequest
 from springtide.errors import Overloaded, SpringtideError, Unauthenticated
 from springtide.ids import new_id
 from springtide.protocol.usage import Usage
-from springtide.trace_context import TRACE_HEADER, checked
+from springtide.trace_context import TRACE_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -154,12 +154,9 @@ class _Exchange:
         self._endpoint = endpoint
         self._their_id = their_id(request.headers)
         caller: Caller = request.state.caller
-        request_id, now = new_id(endpoint.id_prefix), backend.clock.now()
-        traceparent = checked(request.headers.get(TRACE_HEADER, ""))
-        self._trace = backend.traced(request_id, traceparent, endpoint.path, endpoint.operation)
-        if self._trace is not None:
-            traceparent = self._trace.header
-        origin = Origin(request_id, now, caller.tenant, traceparent, caller.key_id, endpoint.path, endpoint.operation)
+        given = request.headers.get(TRACE_HEADER, "")
+        self._traced = Traced(backend, new_id(endpoint.id_prefix), given, endpoint.path, endpoint.operation)
+        origin = replace(self._traced.origin, tenant=caller.tenant, key_id=caller.key_id)
         self._charge = backend.accounts.charge(caller)
         self._call = Call(origin, request.headers, request.path_params, request.query_params)
         self._answer: AnswerStream | None = None
@@ -174,8 +171,7 @@ class _Exchange:
         try:
             await self._charge.begin(self._backend.preparer.model_name)
             order, prepared = await self._ordered()
-            if self._trace is not None:
-                self._trace.tell(self._backend.preparer.model_name, order.stream, prepared.num_prompt_tokens, prepared.n)
+            self._traced.tell(prepared, order.stream)
             if order.request.cache.dry_run:
                 self._end("200")
                 nothing = Answer((), Usage(0, 0, 0))
@@ -221,8 +217,7 @@ class _Exchange:
         request_id = self._call.origin.request_id
         of_cache = {} if use is None or self._endpoint.cache_headers is None else self._endpoint.cache_headers(use, usage)
         ids = {self._endpoint.id_header: request_id, REQUEST_ID_HEADER: self._their_id or request_id}
-        of_trace = {} if self._trace is None else {TRACE_HEADER: self._trace.header}
-        return {**ids, **of_trace, **self._charge.headers, **of_cache}
+        return {**ids, **self._traced.headers, **self._charge.headers, **of_cache}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
         found = await read(self._backend, self._request, self._read)
@@ -295,7 +290,7 @@ class _Exchange:
         if self._answer is not None:
             self._answer.close()
         self._charge.end()
-        self._backend.end_trace(self._trace, status)
+        self._traced.end(status)
         metrics.IN_FLIGHT.labels(self._endpoint.path).dec()
         metrics.REQUESTS.labels(self._endpoint.path, status).inc()
 

@@ -13,14 +13,13 @@ import grpc.aio
 from gateway import metrics
 from gateway.accounts.accounts import Charge
 from gateway.accounts.allowance import Caller
-from gateway.answer import ApiBackend
+from gateway.answer import ApiBackend, Traced
 from gateway.api_request import ApiRequest
 from gateway.grpc_caches import CachesService
 from gateway.grpc_messages import Context, Messages, abort, authorization_of, metadata_of, no_message, parse_request, status_of
 from gateway.grpc_requests import api_request
 from gateway.output import CallArguments, CallBegun, Delta, Part, Reasoning
 from gateway.prepare import Origin, PreparedRequest
-from gateway.tracing.record import RequestTrace
 from springtide.errors import SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
@@ -30,7 +29,7 @@ from springtide.rpc import caches_pb2, inference_pb2
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
-from springtide.trace_context import TRACE_HEADER, checked
+from springtide.trace_context import TRACE_HEADER
 
 _ENDPOINT = "grpc/Generate"
 _OPERATION = "generate_content"
@@ -76,10 +75,10 @@ class InferenceService:
 
     async def generate(self, _: Any, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
         status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
-        trace = self._backend.traced(request_id, metadata_of(context, TRACE_HEADER), _ENDPOINT, _OPERATION)
+        traced = Traced(self._backend, request_id, metadata_of(context, TRACE_HEADER), _ENDPOINT, _OPERATION)
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            async with contextlib.aclosing(self._generate(context, request_id, trace)) as chunks:
+            async with contextlib.aclosing(self._generate(context, traced)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
@@ -87,16 +86,14 @@ class InferenceService:
             status = status_of(error)
             await abort(context, error, request_id)
         finally:
-            self._backend.end_trace(trace, status.name)
+            traced.end(status.name)
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
             metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
             if status is grpc.StatusCode.CANCELLED:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
-    async def _generate(
-        self, context: Context, request_id: str, trace: RequestTrace | None
-    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        answer = self._backend.start(await self._ordered(context, request_id, trace))
+    async def _generate(self, context: Context, traced: Traced) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        answer = self._backend.start(await self._ordered(context, traced))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -106,27 +103,23 @@ class InferenceService:
         finally:
             answer.close()
 
-    async def _ordered(self, context: Context, request_id: str, trace: RequestTrace | None) -> PreparedRequest:
+    async def _ordered(self, context: Context, traced: Traced) -> PreparedRequest:
         accounts, authorization = self._backend.accounts, authorization_of(context)
         # Nothing of a stranger's message is read.
         caller = accounts.caller(authorization)
         charge = await self._charge(context, caller) if caller.key_id else None
-        traceparent = checked(metadata_of(context, TRACE_HEADER)) if trace is None else trace.header
-        origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT, _OPERATION)
+        origin = replace(traced.origin, tenant=caller.tenant, key_id=caller.key_id)
         async with self._messages.received(context) as raw:
             if raw is None:
                 raise no_message()
             asked, origin, found = await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
         prepared = await self._backend.begun_with_cache(asked, origin) if found is None else found
+        traced.tell(prepared, stream=True)
         if charge is None:
             # Without keys it is the message that says whose it is.
             charge = await self._charge(context, accounts.caller(authorization, prepared.tenant))
         receipt = await charge.take_tokens(prepared.num_prompt_tokens)
-        headers = charge.headers
-        if trace is not None:
-            trace.tell(self._backend.preparer.model_name, True, prepared.num_prompt_tokens, prepared.n)
-            headers = {**headers, TRACE_HEADER: trace.header}
-        if headers:
+        if headers := {**charge.headers, **traced.headers}:
             await context.send_initial_metadata(tuple(headers.items()))
         return replace(prepared, receipt=receipt)
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.accounts.allowance import Allowance, Caller
-from gateway.answer import ApiBackend
+from gateway.answer import ApiBackend, Traced
 from gateway.api_request import ApiRequest
 from gateway.batches.batch import Batch, InputError
 from gateway.batches.results import LineResult
@@ -25,7 +25,6 @@ from gateway.openai import responses
 from gateway.openai.described import BATCH, listed
 from gateway.openai.pages import limit_of, page_of, whole_number
 from gateway.openai.routes import CHAT, COMPLETION
-from gateway.prepare import Origin
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, SpringtideError
 from springtide.ids import new_id
 
@@ -185,16 +184,16 @@ class OpenAIBatches:
         endpoint = self._endpoints[batch.endpoint]
         request_id = new_id(endpoint.id_prefix)
         custom_id, body = await self._backend.side_thread.run(len(raw), self._parts, raw)
-        trace, status = self._backend.traced(request_id, "", batch.endpoint, endpoint.operation), 499
+        traced, status = Traced(self._backend, request_id, "", endpoint.path, endpoint.operation), 499
         try:
-            text = await self._answered(batch, endpoint, body, self._origin(batch, request_id, "" if trace is None else trace.header))
+            text = await self._answered(batch, endpoint, body, traced)
             status = 200
         except SpringtideError as error:
             status, text = error.http_status, dump(endpoint.error(error, request_id))
             if _passing(error, tries):
                 raise
         finally:
-            self._backend.end_trace(trace, str(status))
+            traced.end(str(status))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'
         return LineResult(line, status == 200, _result(batch, line, custom_id, response, "null"))
 
@@ -203,13 +202,10 @@ class OpenAIBatches:
         error = {"code": "batch_expired", "message": f"this request was not answered within {batch.completion_window}"}
         return LineResult(line, False, _result(batch, line, self._parts(raw)[0], "null", dump(error)))
 
-    def _origin(self, batch: Batch, request_id: str, traceparent: str) -> Origin:
-        now = self._backend.clock.now()
-        return Origin(request_id, now, batch.tenant, traceparent, key_id=batch.key_id, endpoint=batch.endpoint, batch=True)
-
-    async def _answered(self, batch: Batch, endpoint: Endpoint, body: bytes, origin: Origin) -> str:
+    async def _answered(self, batch: Batch, endpoint: Endpoint, body: bytes, traced: Traced) -> str:
         """The JSON text of the whole answer."""
         backend = self._backend
+        origin = replace(traced.origin, tenant=batch.tenant, key_id=batch.key_id, batch=True)
         call = Call(origin, {}, {}, {})
         ordered = await backend.side_thread.run(len(body), endpoint.order, body, call, backend)
         num_bytes = len(body)
@@ -221,6 +217,7 @@ class OpenAIBatches:
             prepared = await backend.begun_with_cache(request, origin, num_bytes)
         else:
             prepared = await backend.side_thread.run(num_bytes, backend.preparer.prepared, request, origin)
+        traced.tell(prepared, stream=False)
         of_key = Allowance(batch_tokens_per_minute=batch.tokens_per_minute or None)
         caller = Caller(batch.tenant, batch.key_id, of_key, backend.accounts.allowance(batch.tenant))
         receipt = await backend.accounts.charge(caller).take_tokens(prepared.num_prompt_tokens, "batch_tokens")

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import grpc.aio
 import httpx
@@ -99,6 +100,28 @@ async def test_choices_are_attempts_of_one_trace(traced_gateway: GatewayServer, 
     spans = await received(collector, await asked(traced_gateway, n=3))
     assert sorted(span.attributes["springtide.choice"] for span in named(spans, "attempt")) == [0, 1, 2]
     assert spans[0].attributes["gen_ai.request.choice.count"] == 3
+
+
+async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(
+    arguments: ProcessArguments, cluster: Cluster, collector: Collector, tmp_path: Path
+) -> None:
+    own = replace(arguments, config=arguments.config.model_copy(update={"cluster": f"traces-{tmp_path.name}"}))
+    gateway = GatewayServer(traced(own, collector.url), cluster.conductor.address)
+    await gateway.start()
+    try:
+        (alone, *_) = await received(collector, await asked(gateway))
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}/v1", timeout=20) as client:
+            line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT})
+            file = (await client.post("files", files={"file": line.encode()}, data={"purpose": "batch"})).json()
+            batch = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            assert (await client.post("batches", json=batch)).status_code == 200
+        await until(lambda: len(collector.trace_ids) == 2, within_s=60)
+    finally:
+        await gateway.close()
+    (root, *_) = collector.trace(collector.trace_ids[1])
+    its_own = ("gen_ai.response.id", "gen_ai.response.time_to_first_chunk", "springtide.request.id", "springtide.kept")
+    said, expected = ({name: value for name, value in span.attributes.items() if name not in its_own} for span in (root, alone))
+    assert root.name == alone.name == f"chat {MODEL}" and said == expected
 
 
 async def test_nodes_are_told_of_the_requests_span_and_where_nothing_is_traced_of_the_clients(
