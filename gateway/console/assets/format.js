@@ -84,6 +84,13 @@ export function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
 }
 
+/** An entry of a key: the color of that name, and what it stands for. */
+export function swatch(name, said) {
+  const box = h("i");
+  box.style.background = `var(--${name})`;
+  return h("span", {}, box, said);
+}
+
 export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

@@ -1,6 +1,6 @@
 // Who does how much.
 
-import { color, count, h, lasting, many, ms, share, text } from "./format.js";
+import { color, count, h, lasting, many, ms, share, swatch, text } from "./format.js";
 import { lines, meter, Table } from "./table.js";
 
 // Places in the row of an instance.
@@ -136,11 +136,6 @@ export class Instances {
         draw: (cell, [, row]) => meter(cell, row[I.slots] ? row[I.used] / row[I.slots] : 0, row[I.slots] ? share(row[I.used] / row[I.slots]) : "–", "emit") },
       { name: "Node", width: "minmax(90px, 1fr)", wide: true, sort: ([, row]) => row[I.node], draw: text_(([, row]) => row[I.node]) },
     ], { rowHeight: 46, sorted: [0, false], empty: "No instance has announced itself yet." });
-    const swatch = (name, said) => {
-      const box = h("i");
-      box.style.background = `var(--${name})`;
-      return h("span", {}, box, said);
-    };
     this.element = h(
       "", {},
       h(".lead", {}, h("h1", {}, "Instances"), this.note),

@@ -1,6 +1,6 @@
 // Who holds which prefix.
 
-import { byName, bytes, color, count, h, lasting, many, share, short, text } from "./format.js";
+import { byName, bytes, color, count, h, lasting, many, share, short, swatch, text } from "./format.js";
 import { lines, meter, Table } from "./table.js";
 
 const LABELS = 190;
@@ -39,11 +39,6 @@ export class Pool {
       { name: "Pinned at", width: "minmax(120px, 1.4fr)", wide: true, draw: (cell, [, row]) => lines(cell, row.nodes.join(", ") || "no store yet", `${row.nodes.length} of ${row.replicas} wanted`) },
       { name: "Ends", width: "92px", number: true, wide: true, draw: (cell, [, row]) => text(cell, row.expires_at > this.now ? `in ${lasting(row.expires_at - this.now)}` : "has ended") },
     ], { rowHeight: 46, empty: "No context cache is kept." });
-    const swatch = (name, said) => {
-      const box = h("i");
-      box.style.background = `var(--${name})`;
-      return h("span", {}, box, said);
-    };
     this.element = h(
       "", {},
       h(".lead", {}, h("h1", {}, "Pool"), h("p", {}, "The KV cache that all nodes lend: beginnings of prompts that have been computed once and need not be again. Prefixes are named by their hashes; what they say is not known here.")),

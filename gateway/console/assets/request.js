@@ -1,7 +1,7 @@
 // Why one request went where it went, and what came of it.
 
 import { ask, state } from "./feed.js";
-import { clock, count, h, ms, share } from "./format.js";
+import { clock, count, h, ms, share, swatch } from "./format.js";
 import { path, stages } from "./requests.js";
 import { REASONS } from "./refusals.js";
 
@@ -78,7 +78,6 @@ export class Request {
     const bars = [h("span.span"), h("span.span")];
     stages(bars[0], predicted, whole);
     if (actual.ttft_ms) stages(bars[1], took, whole);
-    const swatch = (kind, said) => h("span", {}, h(`i.${kind}`), said);
     return h("", {},
       h(".compare", { role: "img", "aria-label": `First token predicted after ${ms(predicted.ttft_ms)}, ${actual.ttft_ms ? `came after ${ms(actual.ttft_ms)}` : "not out yet"}` },
         h("span.muted", {}, "predicted"), bars[0], h("span.number", {}, ms(predicted.ttft_ms)),

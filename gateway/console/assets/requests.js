@@ -1,6 +1,6 @@
 // What runs, and what ended lately: predicted beside actual.
 
-import { count, h, lasting, many, ms, shortId, text } from "./format.js";
+import { count, h, lasting, many, ms, shortId, swatch, text } from "./format.js";
 import { lines, linked, Table } from "./table.js";
 
 export function path(row) {
@@ -83,7 +83,6 @@ export class Requests {
     const field = h("input", { type: "search", placeholder: "chatcmpl-…", "aria-label": "Id of a request" });
     const find = h("form.tools", { onsubmit: (event) => { event.preventDefault(); if (field.value.trim()) location.hash = `#/request/${encodeURIComponent(field.value.trim())}`; } },
       field, h("button", { type: "submit" }, "Why did it go there?"));
-    const swatch = (kind, said) => h("span", {}, h(`i.${kind}`), said);
     this.count = h("span.muted");
     this.element = h(
       "", {},
@@ -91,7 +90,7 @@ export class Requests {
       find,
       h("section.panel", {},
         h(".title", {}, h("h2", {}, "In flight"), this.count), this.live.element,
-        h(".key", {}, swatch("wait", "predicted wait"), swatch("fetch", "fetching of a prefix"), swatch("compute", "computing of the prompt"), swatch("late", "beyond the prediction"), swatch("emit", "answer, of its predicted time"))),
+        h(".key", {}, swatch("wait", "predicted wait"), swatch("fetch", "fetching of a prefix"), swatch("compute", "computing of the prompt"), swatch("bad", "beyond the prediction"), swatch("emit", "answer, of its predicted time"))),
       h("section.panel", {}, h(".title", {}, h("h2", {}, "Ended lately"), h("span.muted", {}, "the newest first")), this.ended.element),
     );
   }
