@@ -1,5 +1,6 @@
 // Who does how much.
 
+import { Canvas } from "./canvas.js";
 import { color, count, h, lasting, many, ms, share, swatch, text } from "./format.js";
 import { lines, meter, Table } from "./table.js";
 
@@ -23,19 +24,14 @@ class PoolPanel {
     this.summary = h("span.muted");
     this.figures = Object.fromEntries(["load", "running", "waiting", "slots"].map((name) => [name, h("dd")]));
     const names = { load: "load, mean / highest", running: "running", waiting: "waiting", slots: "KV memory in use" };
-    this.canvas = h("canvas", { role: "img" });
-    this.tip = h(".tip", { hidden: true });
-    this.map = h(".map", {}, this.canvas, this.tip);
+    this.canvas = new Canvas(() => this.draw(), (x, y) => this.explain(x, y));
     this.element = h(
       "section.panel", {},
       h(".title", {}, h("h2", {}, title), this.summary),
       h("dl.figures", {}, ...Object.entries(this.figures).map(([name, figure]) => h("", {}, h("dt", {}, names[name]), figure))),
-      this.map,
+      this.canvas.element,
     );
     this.rows = [];
-    this.map.addEventListener("pointermove", (event) => this.point(event));
-    this.map.addEventListener("pointerleave", () => (this.tip.hidden = true));
-    new ResizeObserver(() => this.draw()).observe(this.map);
   }
 
   set(pool, rows) {
@@ -46,26 +42,20 @@ class PoolPanel {
     text(this.figures.running, count(pool.running) + (pool.idle ? ` + ${count(pool.idle)} idle` : ""));
     text(this.figures.waiting, count(pool.waiting));
     text(this.figures.slots, pool.slots ? share(pool.slots_used / pool.slots) : "–");
-    this.canvas.setAttribute("aria-label", `${this.role} pool as cells, shaded by load: mean ${share(pool.load.mean)}, highest ${share(pool.load.max)}; the table below has the figures`);
+    this.canvas.label(`${this.role} pool as cells, shaded by load: mean ${share(pool.load.mean)}, highest ${share(pool.load.max)}; the table below has the figures`);
     this.draw();
   }
 
   draw() {
-    const width = this.map.clientWidth;
+    const width = this.canvas.width;
     const number = this.rows.length;
     if (!width || !number) {
-      this.canvas.style.height = "0";
+      this.canvas.cleared(0);
       return;
     }
     this.size = Math.max(6, Math.min(number <= 12 ? 46 : 28, Math.floor(Math.sqrt((width * 190) / number))));
     this.across = Math.max(1, Math.floor(width / this.size));
-    const height = Math.ceil(number / this.across) * this.size;
-    const scale = devicePixelRatio || 1;
-    this.canvas.width = width * scale;
-    this.canvas.height = height * scale;
-    this.canvas.style.height = `${height}px`;
-    const paint = this.canvas.getContext("2d");
-    paint.scale(scale, scale);
+    const paint = this.canvas.cleared(Math.ceil(number / this.across) * this.size);
     const gap = this.size > 12 ? 3 : 1;
     const colors = {};
     const [ink, under] = ["text", "surface"].map(color);
@@ -98,21 +88,15 @@ class PoolPanel {
     });
   }
 
-  point(event) {
-    const box = this.canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left) / this.size);
-    const place = Math.floor((event.clientY - box.top) / this.size) * this.across + column;
-    const found = column < this.across ? this.rows[place] : null;
-    this.tip.hidden = !found;
-    if (!found) return;
+  explain(x, y) {
+    const column = Math.floor(x / this.size);
+    const found = column < this.across ? this.rows[Math.floor(y / this.size) * this.across + column] : null;
+    if (!found) return null;
     const [name, row] = found;
-    this.tip.replaceChildren(
+    return [
       h("b", {}, name), h("", {}, `${stateOf(row)} · load ${share(row[I.load])}`),
       h("", {}, `${count(row[I.running])} running, ${count(row[I.waiting])} waiting`),
-    );
-    const x = event.clientX - box.left + 12;
-    this.tip.style.left = `${Math.max(0, Math.min(x, box.width - this.tip.offsetWidth))}px`;
-    this.tip.style.top = `${event.clientY - box.top + 14}px`;
+    ];
   }
 }
 

@@ -1,5 +1,6 @@
 // Who holds which prefix.
 
+import { Canvas } from "./canvas.js";
 import { byName, bytes, color, count, h, lasting, many, share, short, swatch, text } from "./format.js";
 import { lines, meter, Table } from "./table.js";
 
@@ -12,13 +13,8 @@ export class Pool {
   constructor() {
     this.figures = Object.fromEntries(["dram", "ssd", "stores", "prefixes"].map((name) => [name, h("dd")]));
     const names = { dram: "in DRAM", ssd: "on SSD", stores: "stores", prefixes: "asked for often" };
-    this.canvas = h("canvas", { role: "img" });
-    this.tip = h(".tip", { hidden: true });
-    this.map = h(".map", {}, this.canvas, this.tip);
+    this.canvas = new Canvas(() => this.draw(), (x, y) => this.explain(x, y));
     this.nothing = h("p.empty", { hidden: true }, "No prefix has been asked for often enough of late to be listed: eight times within a minute or so.");
-    this.map.addEventListener("pointermove", (event) => this.point(event));
-    this.map.addEventListener("pointerleave", () => (this.tip.hidden = true));
-    new ResizeObserver(() => this.draw()).observe(this.map);
     this.prefixes = new Table("Prefixes that are asked for most", [
       { name: "Prefix", width: "minmax(104px, 1fr)", narrow: "minmax(0, 1fr)", draw: (cell, [id, row]) => lines(cell, id.slice(0, 10), row.tenant || "no tenant") },
       { name: "Tokens", width: "72px", narrow: "58px", number: true, sort: ([, row]) => row.blocks, draw: (cell, [, row]) => text(cell, count(row.blocks * this.block)) },
@@ -45,7 +41,7 @@ export class Pool {
       h("section.panel", {},
         h("dl.figures", {}, ...Object.entries(this.figures).map(([name, figure]) => h("", {}, h("dt", {}, names[name]), figure))),
         h(".title", {}, h("h2", {}, "Who holds which prefix"), h("span.muted", {}, "a row for each prefix that is asked for most, a column for each store; at the foot, how full each is")),
-        this.map, this.nothing,
+        this.canvas.element, this.nothing,
         h(".key", {}, swatch("dram", "in DRAM; the higher, the more of it"), swatch("ssd", "on SSD"), swatch("none", "not there"))),
       h(".grid.halves", {}, h("section.panel", {}, h(".title", {}, h("h2", {}, "Asked for most"), h("span.muted", {}, "times in the last minute or so")), this.prefixes.element),
         h("section.panel", {}, h(".title", {}, h("h2", {}, "Stores")), this.stores.element)),
@@ -78,7 +74,7 @@ export class Pool {
 
   /** Columns of several stores each where there are more stores than pixels. */
   draw() {
-    const width = this.map.clientWidth;
+    const width = this.canvas.width;
     if (!width || !this.lines) return;
     this.nothing.hidden = this.lines.length > 0;
     const labels = width < 520 ? NARROW_LABELS : LABELS;
@@ -89,14 +85,8 @@ export class Pool {
     this.geometry = { labels, together, step: Math.min(110, room / Math.max(1, shown)) };
     const { step } = this.geometry;
     const named = step >= 60;
-    const height = this.lines.length * ROW + FILL + 8 + (named ? 20 : 0);
-    const scale = devicePixelRatio || 1;
-    this.canvas.width = width * scale;
-    this.canvas.height = height * scale;
-    this.canvas.style.height = `${height}px`;
-    this.canvas.setAttribute("aria-label", `${many(this.lines.length, "prefix")} against ${many(number, "store")}; the tables below have the figures`.replace("prefixs", "prefixes"));
-    const paint = this.canvas.getContext("2d");
-    paint.scale(scale, scale);
+    const paint = this.canvas.cleared(this.lines.length * ROW + FILL + 8 + (named ? 20 : 0));
+    this.canvas.label(`${many(this.lines.length, "prefix")} against ${many(number, "store")}; the tables below have the figures`.replace("prefixs", "prefixes"));
     const [dram, ssd, none, ink, muted] = ["dram", "ssd", "none", "text", "muted"].map(color);
     const place = new Map(this.columns.map(([name], at) => [name, Math.floor(at / together)]));
     const gap = step > 8 ? 2 : step > 4 ? 1 : 0;
@@ -148,16 +138,13 @@ export class Pool {
     }
   }
 
-  point(event) {
-    if (!this.geometry) return;
-    const box = this.canvas.getBoundingClientRect();
+  explain(x, y) {
+    if (!this.geometry) return null;
     const { labels, together, step } = this.geometry;
-    const x = event.clientX - box.left;
     const column = Math.floor((x - labels) / step);
-    const line = this.lines[Math.floor((event.clientY - box.top) / ROW)];
+    const line = this.lines[Math.floor(y / ROW)];
     const some = x >= labels ? this.columns.slice(column * together, (column + 1) * together) : [];
-    this.tip.hidden = !some.length;
-    if (!some.length) return;
+    if (!some.length) return null;
     const names = some.map(([name]) => name);
     const said = [h("b", {}, names.length > 2 ? `${names[0]} to ${names[names.length - 1]}` : names.join(", "))];
     if (line) {
@@ -166,9 +153,7 @@ export class Pool {
       const most = found.reduce((best, [, blocks]) => Math.max(best, blocks), 0);
       said.push(h("", {}, `${id.slice(0, 10)}: ${most ? `${count(most * this.block)} of ${count(row.blocks * this.block)} tokens` : "not there"}`));
     } else if (some[0][1][2]) said.push(h("", {}, `${share(some[0][1][0] / some[0][1][2])} of its DRAM in use`));
-    this.tip.replaceChildren(...said);
-    this.tip.style.left = `${Math.max(0, Math.min(x + 12, box.width - this.tip.offsetWidth))}px`;
-    this.tip.style.top = `${event.clientY - box.top + 14}px`;
+    return said;
   }
 
   repaint() {
