@@ -47,20 +47,30 @@ export class Request {
     const parts = [h("section.panel", {}, h(".title", {}, h("h2", {}, title), h("span.muted", {}, `decided at ${clock(decision.at)}`)),
       h("p.story", {}, story(one)), decision.reason ? facts(one) : h("", {}, this.comparison(one), facts(one)))];
     const block = state.head.block_tokens;
+    const prefix = { name: "Prefix there", number: true, write: (row) => `${count(row.prefix_blocks * block)} tokens` };
     if (one.prefills.length) {
       parts.push(alternatives("Who could have computed the prompt", `${count(one.num_prefills)} could; the best are shown, by the time to the first token`, one.prefills, decision.prefill, [
-        ["Prefix there", (row) => `${count(row.prefix_blocks * block)} tokens`], ["Wait", (row) => ms(row.queue_ms)], ["Fetch", (row) => ms(row.transfer_ms)],
-        ["Compute", (row) => ms(row.prefill_ms)], ["First token", (row) => ms(row.ttft_ms)], ["How", (row) => howWord(row.note)],
+        prefix,
+        { name: "Wait", number: true, write: (row) => ms(row.queue_ms) },
+        { name: "Fetch", number: true, write: (row) => ms(row.transfer_ms) },
+        { name: "Compute", number: true, write: (row) => ms(row.prefill_ms) },
+        { name: "First token", number: true, write: (row) => ms(row.ttft_ms) },
+        { name: "How", write: (row) => howWord(row.note) },
       ]));
     }
     if (one.inlines.length) {
       parts.push(alternatives("Decode nodes that could have computed it themselves", "in one step, between those of others", one.inlines, decision.prefill === decision.decode ? decision.decode : "", [
-        ["Prefix there", (row) => `${count(row.prefix_blocks * block)} tokens`], ["Wait", (row) => ms(row.queue_ms)], ["Step", (row) => ms(row.prefill_ms)], ["First token", (row) => ms(row.ttft_ms)],
+        prefix,
+        { name: "Wait", number: true, write: (row) => ms(row.queue_ms) },
+        { name: "Step", number: true, write: (row) => ms(row.prefill_ms) },
+        { name: "First token", number: true, write: (row) => ms(row.ttft_ms) },
       ]));
     }
     if (one.decodes.length) {
       parts.push(alternatives("Who could have made the output", `${count(one.num_decodes)} could; the best are shown, by the time between tokens`, one.decodes, decision.decode, [
-        ["Between tokens", (row) => ms(row.tbt_ms)], ["Prefix there", (row) => `${count(row.prefix_blocks * block)} tokens`], ["Batch and room", (row) => row.note],
+        { name: "Between tokens", number: true, write: (row) => ms(row.tbt_ms) },
+        prefix,
+        { name: "Batch and room", write: (row) => row.note },
       ]));
     }
     if (!one.prefills.length && !one.decodes.length) {
@@ -153,8 +163,8 @@ function facts({ decision, policy, admission }) {
 function alternatives(title, note, rows, chosen, columns) {
   return h("section.panel", {}, h(".title", {}, h("h2", {}, title), h("span.muted", {}, note)),
     h(".scroll", { tabindex: "0", role: "region", "aria-label": title }, h("table.plain", {},
-      h("thead", {}, h("tr", {}, h("th", {}, "Instance"), ...columns.map(([name], place) => h(place === columns.length - 1 && columns.length !== 4 ? "th" : "th.number", {}, name)))),
+      h("thead", {}, h("tr", {}, h("th", {}, "Instance"), ...columns.map(({ name, number }) => h(number ? "th.number" : "th", {}, name)))),
       h("tbody", {}, ...rows.map((row) => h(row.instance_id === chosen ? "tr.chosen" : "tr", {},
         h("td", {}, row.instance_id === chosen ? `${row.instance_id} (chosen)` : row.instance_id),
-        ...columns.map(([, write], place) => h(place === columns.length - 1 && columns.length !== 4 ? "td" : "td.number", {}, write(row)))))))));
+        ...columns.map(({ number, write }) => h(number ? "td.number" : "td", {}, write(row)))))))));
 }
