@@ -143,8 +143,8 @@ export class Instances {
     if (changed.has("instances") || !this.rows) {
       this.rows = [...tables.instances];
       this.drawTable();
+      for (const [role, panel] of Object.entries(this.pools)) panel.set(head.pools[role], this.rows.filter(([, row]) => row[I.role] === role));
     }
-    for (const [role, panel] of Object.entries(this.pools)) panel.set(head.pools[role], this.rows.filter(([, row]) => row[I.role] === role));
   }
 
   drawTable() {
