@@ -23,13 +23,13 @@ export function headers() {
 /** What is at a path beneath /console, as JSON. Throws an Error with the server's own words. */
 export async function ask(path) {
   const answer = await fetch(`/console/${path}`, { headers: headers() });
+  if (!answer.ok) throw await errorOf(answer);
+  return answer.json();
+}
+
+async function errorOf(answer) {
   const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) {
-    const error = new Error(body.error?.message || `The gateway answers ${answer.status}.`);
-    error.status = answer.status;
-    throw error;
-  }
-  return body;
+  return new Error(body.error?.message || `the gateway answers ${answer.status}`);
 }
 
 /** Follows the stream for as long as the page is seen. */
@@ -61,10 +61,7 @@ async function start() {
         reached.onKeyWanted(Boolean(key()));
         return;
       }
-      if (!answer.ok) {
-        const body = await answer.json().catch(() => ({}));
-        throw new Error(body.error?.message || `the gateway answers ${answer.status}`);
-      }
+      if (!answer.ok) throw await errorOf(answer);
       pause = 500;
       await read(answer.body.getReader());
       throw new Error("the gateway has ended the connection");
