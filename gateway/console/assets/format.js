@@ -21,7 +21,6 @@ export function ms(value) {
   if (value >= 99500) return `${whole.format(value / 1000)} s`;
   if (value >= 9950) return `${(value / 1000).toFixed(1)} s`;
   if (value >= 999.5) return `${(value / 1000).toFixed(2)} s`;
-  if (value >= 99.5) return `${Math.round(value)} ms`;
   if (value >= 9.95) return `${Math.round(value)} ms`;
   return value > 0 ? `${value.toFixed(1)} ms` : "0 ms";
 }

@@ -21,7 +21,7 @@ export class Pool {
       { name: "Asked for", width: "minmax(110px, 1.2fr)", narrow: "minmax(0, 1.1fr)", number: true, sort: ([, row]) => row.asks, draw: (cell, [, row]) => meter(cell, row.asks / this.most, short(row.asks), "fetch") },
       { name: "Held whole by", width: "110px", number: true, wide: true, sort: ([, row]) => row.whole, draw: (cell, [, row]) => text(cell, many(row.whole, "store")) },
       { name: "In part by", width: "100px", number: true, wide: true, sort: ([, row]) => row.holders, draw: (cell, [, row]) => text(cell, row.holders > row.whole ? many(row.holders - row.whole, "store") : "–") },
-    ], { rowHeight: 46, sorted: [2, true], empty: "None." });
+    ], { rowHeight: 46, sorted: [2, true] });
     this.stores = new Table("Stores", [
       { name: "Store", width: "minmax(120px, 1.4fr)", narrow: "minmax(0, 1.2fr)", sort: ([name]) => name, draw: (cell, [name]) => text(cell, name) },
       { name: "DRAM in use", width: "minmax(110px, 1.4fr)", narrow: "minmax(0, 1.1fr)", number: true, sort: ([, row]) => row[0] / (row[2] || 1), draw: (cell, [, row]) => meter(cell, row[2] ? row[0] / row[2] : 0, row[2] ? share(row[0] / row[2]) : "–", "dram") },

@@ -26,7 +26,7 @@ export class Refusals {
       { name: "Request", width: "minmax(116px, 1fr)", narrow: "minmax(0, 1fr)", draw: (cell, [id, row]) => linked(cell, link(row, id), shortId(row.request), row.tenant || "no tenant") },
       { name: "Prompt", width: "84px", number: true, wide: true, draw: (cell, [, row]) => lines(cell, count(row.tokens), "tokens") },
       { name: "Come back", width: "104px", number: true, wide: true, draw: (cell, [, row]) => text(cell, row.retry_after_s ? `after ${lasting(row.retry_after_s)}` : "does not help") },
-    ], { rowHeight: 50, empty: "None has been refused since this Conductor began to lead." });
+    ], { rowHeight: 50 });
     this.element = h(
       "", {},
       h(".lead", {}, h("h1", {}, "Refusals"),
