@@ -1,4 +1,5 @@
-"""What the head of a cluster of several machines has beside its processes: the join service, and the relay to its Valkey."""
+"""What the head of a cluster of several machines has beside its processes: the join service, and the relay to its Valkey. The join
+service of another machine, which has a copy of its authority."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.ca.authority import revoked
-from deploy.join.service import Head, JoinService, what_is_told
+from deploy.ca.authority import Authority, revoked
+from deploy.join.service import Head, JoinService, check_copy, what_is_told
 from deploy.join.tokens import TokenBook
+from deploy.join.words import JoinReply
 from deploy.local.certificates import OwnCertificates
-from deploy.local.plan import VALKEY_SOCKET, embedded_password
+from deploy.local.plan import VALKEY_SOCKET, embedded_password, free_port
+from deploy.local.session import Work
 from deploy.valkey_relay import ValkeyRelay
 from gateway.http_server import bind
 from springtide.config import ClusterConfig, in_url
 from springtide.credentials import credentials_of
+from springtide.errors import ConfigError
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.tls import cluster_tls
@@ -48,6 +52,22 @@ class HeadServices:
             if self.embedded_valkey:
                 relay = ValkeyRelay(Path(config.run_dir, VALKEY_SOCKET), tls, lambda: {} if directory is None else revoked(directory))
                 tasks.create_task(relay.serve(bind(config.address, config.valkey_port, "valkey_port")))
+
+
+def further_joins(ca_dir: Path, address: str, config: ClusterConfig, reply: JoinReply) -> Work:
+    """The join service at this address, of a machine that has been let in by `reply`: others join there while the head is away. Raises
+    ConfigError, Unavailable."""
+    if not reply.certificate:
+        raise ConfigError("tls.ca_dir: this cluster is given its certificates, and has no authority that could be copied")
+    if address not in reply.settings["join_hosts"]:
+        raise ConfigError(f"tls.ca_dir: machines are to join at {address}, too: set join_hosts at the head to [{address}]")
+    check_copy(Authority.open(ca_dir), reply.authorities.encode())
+    assert config.join_port is not None, "a cluster that can be joined has a port for it"
+    free_port("join_port", address, config.join_port)
+    tls = cluster_tls(config.tls)
+    assert tls is not None, "who is let in by a certificate has it"
+    head = Head(reply.model_copy(update={"certificate": "", "authorities": ""}), ca_dir, tls, copied=True)
+    return lambda: serve_joins(config, head)
 
 
 async def serve_joins(config: ClusterConfig, head: Head) -> None:

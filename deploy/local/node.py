@@ -15,16 +15,14 @@ from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
-from deploy.ca.authority import Authority, new_request
+from deploy.ca.authority import new_request
 from deploy.ca.identity import Identity
 from deploy.join import client
-from deploy.join.service import Head, check_copy
 from deploy.join.settings import joined_config
 from deploy.join.tokens import Token
 from deploy.join.words import JoinReply, JoinRequest, RenewRequest
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
-from deploy.local.head import serve_joins
 from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, metrics_ports, node_processes, with_threads
 from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.session import Machine, Session, Work, own_run_dir
@@ -35,7 +33,6 @@ from springtide.config import ClusterConfig, in_url
 from springtide.errors import ConfigError, InvalidRequest, SpringtideError, Unauthenticated, Unavailable
 from springtide.modelinfo import ModelInfo
 from springtide.process import stage_id
-from springtide.tls import cluster_tls
 from springtide.valkey import with_certificates
 
 logger = logging.getLogger(__name__)
@@ -187,8 +184,10 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
         beside["renew certificates"] = lambda: _keep_renewed(options.join, identity, addresses_of(address))
     join_address = ""
     if ca_dir is not None:
-        head = _further_head(ca_dir, address, config, reply)
-        beside["let machines in"] = lambda: serve_joins(config, head)
+        # Imported here alone: it takes an HTTP server, which other machines do without.
+        from deploy.local.head import further_joins
+
+        beside["let machines in"] = further_joins(ca_dir, address, config, reply)
         join_address = f"{in_url(address)}:{config.join_port}"
     processes = node_processes(role, name, config, paths, metrics_ports(config), 0 if options.stage is None else options.stage.number)
     return Machine(
@@ -201,20 +200,6 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
         serves_requests=False,
         join_address=join_address,
     )
-
-
-def _further_head(ca_dir: Path, address: str, config: ClusterConfig, reply: JoinReply) -> Head:
-    """What a join service here is to know, by which machines join while the head is away. Raises ConfigError, Unavailable."""
-    if not reply.certificate:
-        raise ConfigError("tls.ca_dir: this cluster is given its certificates, and has no authority that could be copied")
-    if address not in reply.settings["join_hosts"]:
-        raise ConfigError(f"tls.ca_dir: machines are to join at {address}, too: set join_hosts at the head to [{address}]")
-    check_copy(Authority.open(ca_dir), reply.authorities.encode())
-    assert config.join_port is not None, "a cluster that can be joined has a port for it"
-    free_port("join_port", address, config.join_port)
-    tls = cluster_tls(config.tls)
-    assert tls is not None, "who is let in by a certificate has it"
-    return Head(reply.model_copy(update={"certificate": "", "authorities": ""}), ca_dir, tls, copied=True)
 
 
 def _resolved(config: ClusterConfig, role: NodeRole, reply: JoinReply, identity: Identity) -> ClusterConfig:

@@ -137,6 +137,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 
+def test_a_machine_that_lets_nobody_in_imports_no_http_server() -> None:
+    program = "import sys, deploy.local.node; print([name for name in ('gateway', 'fastapi', 'uvicorn') if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
 def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
     config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}))
     assert config.server.port and config.server.grpc_port and config.prefill_node.threads and config.decode_node.threads

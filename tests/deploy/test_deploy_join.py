@@ -27,6 +27,7 @@ from deploy.join.settings import joined_config, shared_settings
 from deploy.join.tokens import Token, TokenBook
 from deploy.join.words import MAX_BODY_BYTES, JoinReply, JoinRequest, RenewRequest
 from deploy.local import node
+from deploy.local.head import further_joins
 from deploy.local.plan import free_port
 from engine.formats.files import describe
 from gateway.http_server import bind
@@ -364,9 +365,9 @@ async def test_machines_join_where_the_head_says_that_they_do_and_nowhere_else(w
     told, directory = world.service._head.told, world.authority.directory
     reply = told.model_copy(update={"certificate": "one", "authorities": world.authority.bundle.decode()})
     with pytest.raises(ConfigError, match="join_hosts"):
-        node._further_head(directory, LOOPBACK, world.config, reply)
+        further_joins(directory, LOOPBACK, world.config, reply)
     with pytest.raises(ConfigError, match="is given its certificates"):
-        node._further_head(directory, OTHERS[0], world.config, told)
+        further_joins(directory, OTHERS[0], world.config, told)
 
 
 async def test_a_certificate_is_renewed_for_the_addresses_that_it_has(world: World) -> None:
