@@ -14,11 +14,10 @@ from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.events import Decided
 from springtide.ids import AttemptId
 from springtide.protocol.attempts import Phase, Progress
-from springtide.protocol.observation import BUCKET_S, ExplainedDecision, Explanation, ObservedDecision, TimeBucket
+from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS, ExplainedDecision, Explanation, ObservedDecision, TimeBucket
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 MOST_PLACED, MOST_REFUSED = 1024, 256
-MOST_BUCKETS = 360
 MOST_EXPLAINED_PER_S = 100
 """The estimates of so many decisions are kept: to pick them out takes some 50 us at a thousand instances."""
 _MOST_WAITING = 32

@@ -26,7 +26,7 @@ from gateway.console.picture import IDLE, LOAD, QUEUE_MS, READY, ROLE, RUNNING, 
 from springtide.client import calls
 from springtide.errors import SpringtideError, Unauthenticated
 from springtide.protocol.instances import Role
-from springtide.protocol.observation import BUCKET_S, TimeBucket
+from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS, TimeBucket
 from springtide.supervision import first_of
 
 _AGAIN_S = 2.0
@@ -297,7 +297,7 @@ def _line(values: Sequence[float], room: int) -> str:
     """The latest at the right; several that share a place are shown by the highest."""
     if not values or room < 8:
         return ""
-    together = -(-360 // room)
+    together = -(-MOST_BUCKETS // room)
     groups = [max(values[max(0, end - together) : end]) for end in range(len(values), 0, -together)][::-1]
     most = max(groups)
     return "".join(_LINES[round(value / most * (len(_LINES) - 1))] if most else _LINES[0] for value in groups)[-room:]

@@ -12,6 +12,7 @@ from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import Role
 from springtide.protocol.observation import (
     BUCKET_S,
+    MOST_BUCKETS,
     AttemptTable,
     DecisionTable,
     HistoryTable,
@@ -28,7 +29,7 @@ from springtide.protocol.observation import (
 )
 from springtide.protocol.scheduling import Estimate
 
-MOST_DECISIONS, MOST_REFUSALS, MOST_BUCKETS = 1024, 256, 360
+MOST_DECISIONS, MOST_REFUSALS = 1024, 256
 """That a gateway remembers."""
 SHOWN_DECISIONS, SHOWN_REFUSALS = 150, 100
 """That a viewer is sent, the latest."""

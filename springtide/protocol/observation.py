@@ -173,6 +173,8 @@ class DecisionTable:
 
 
 BUCKET_S = 10.0
+MOST_BUCKETS = 360
+"""That are remembered: an hour."""
 
 
 @value_class(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.explanation import SHOWN
-from conductor.core.history import MOST_BUCKETS, MOST_EXPLAINED_PER_S, MOST_PLACED, MOST_REFUSED, History, LastHour, Latencies
+from conductor.core.history import MOST_EXPLAINED_PER_S, MOST_PLACED, MOST_REFUSED, History, LastHour, Latencies
 from conductor.core.types.decision import Placement
 from springtide.ids import AttemptId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.observation import BUCKET_S
+from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS
 from springtide.protocol.scheduling import Reason, Terms
 
 OBJECTIVE_MS = 10_000.0
