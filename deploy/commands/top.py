@@ -201,7 +201,7 @@ def _rates(shown: Shown, width: int) -> Table:
     buckets = [shown.tables["history"][key] for key in sorted(shown.tables["history"], key=int)][:-1]
     minute, head = buckets[-_MINUTE:], shown.head
     seconds = max(1, len(minute)) * BUCKET_S
-    first, prompt = (sum(bucket[_PLACES[name]] for bucket in minute) for name in ("first_tokens", "prompt_tokens"))
+    first, prompt = (_sum(minute, name) for name in ("first_tokens", "prompt_tokens"))
     rows = [
         ("requests/s", f"{_sum(minute, 'placed') / seconds:.1f}", f"{_sum(minute, 'refused')} refused in the last minute", "placed"),
         ("first token", _ms(_typical(minute, "ttft_p50_ms", "first_tokens")), f"objective {_ms(head['ttft_slo_ms'])}", "ttft_p50_ms"),
