@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.commands.metrics_reference import STAGE, Described, all_metrics, groups, metrics_reference
+from deploy.commands.metrics_reference import STAGE, Described, all_metrics, described_name, groups, metrics_reference
 from springtide.rpc.generate import REPOSITORY
 
 OURS = sorted(name for name in all_metrics() if name.startswith(("springtide_", "vllm:")))
@@ -101,5 +101,5 @@ def test_a_further_stage_has_the_metrics_that_the_page_says() -> None:
     """Where it has a page, it is on a node of its own: tests/e2e/test_metrics_pages.py has the pages of all others."""
     shown = "import prefill_node.stage.process, prometheus_client as p; print(p.generate_latest().decode())"
     page = subprocess.check_output([sys.executable, "-c", shown], cwd=REPOSITORY, text=True)
-    families = {f"{one.name}_total" if one.type == "counter" else one.name for one in text_string_to_metric_families(page)}
+    families = set(map(described_name, text_string_to_metric_families(page)))
     assert families == {name for name, metric in all_metrics().items() if STAGE in metric.processes}

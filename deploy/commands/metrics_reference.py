@@ -42,7 +42,6 @@ ones alone (Prometheus 3 turns them into native ones with `convert_classic_histo
 
 Up to 256 tenants, and as many instances, have series of their own. When there are more, those that had nothing to do with requests for an
 hour make room; if there are none, what is new counts as `(others)`, so that sums are right."""
-_TRANSFERS = "Of the process's own connections by Messenger: of a prefill engine and its stages, what goes from stage to stage."
 _VLLM = """So that what is made for vLLM (llm-d's endpoint picker, production-stack, AIBrix, KEDA's recipes, dashboards) works on these
 engines as it is: a pool of prefill engines is scaled by `vllm:num_requests_waiting`, one of decode engines by that or by
 `vllm:kv_cache_usage_perc`. `engine` is always `0`: each engine has a page of its own.
@@ -153,6 +152,11 @@ def all_metrics() -> dict[str, Described]:
     return {described.name: described for group in groups() for described in group.metrics}
 
 
+def described_name(family: Metric) -> str:
+    """A family's, as all_metrics() has it."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
 def metrics_reference() -> str:
     """The whole page, in Markdown."""
     parts = [_INTRODUCTION]
@@ -183,8 +187,7 @@ def _collected(collector: Collector, processes: tuple[str, ...]) -> Iterator[Des
 
 
 def _of_family(family: Metric, labels: Sequence[str], processes: tuple[str, ...]) -> Described:
-    name = f"{family.name}_total" if family.type == "counter" else family.name
-    return Described(name, family.type, tuple(labels), family.documentation.rstrip("."), processes)
+    return Described(described_name(family), family.type, tuple(labels), family.documentation.rstrip("."), processes)
 
 
 def _row(metric: Described) -> str:

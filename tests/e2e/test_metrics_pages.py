@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.commands.metrics_reference import CONDUCTOR, DECODE, GATEWAY, PREFILL, STORE, all_metrics
+from deploy.commands.metrics_reference import CONDUCTOR, DECODE, GATEWAY, PREFILL, STORE, all_metrics, described_name
 from tests.support.cluster import Cluster
 
 ROLES = {
@@ -45,10 +44,6 @@ def usage(cluster: Cluster) -> dict[str, int]:
     cluster.wait_metric("conductor-0", "springtide_conductor_instances", lambda instances: instances == 2)
     usage: dict[str, int] = answer.json()["usage"]
     return usage
-
-
-def described_name(family: Metric) -> str:
-    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 @pytest.mark.parametrize("process", ROLES)
