@@ -68,6 +68,10 @@ def led(gauge: str, by: str = "", where: str = "@in") -> str:
     return f"max by (cluster, namespace{', ' + by if by else ''}) ({gauge}{{{where}}} {leads})"
 
 
+def led_total(gauge: str, where: str = "@in") -> str:
+    return f"sum({led(gauge, where=where)})"
+
+
 def _sum(by: str) -> str:
     return f"sum by ({by})" if by else "sum"
 
@@ -75,6 +79,11 @@ def _sum(by: str) -> str:
 def quantiles(histogram: str, where: str = "@in") -> list[Query]:
     """The three that are shown of every latency, with the requests behind them."""
     return [Query(quantile(int(name[1:]) / 100, histogram, where=where), name, exemplars=True) for name in QUANTILES]
+
+
+def objective(name: str) -> Query:
+    """Of `ttft` or `tbt`, dashed."""
+    return Query(f'max(springtide_gateway_slo_objective_seconds{{@in,objective="{name}"}})', OBJECTIVE)
 
 
 def _target(query: Query, letter: str, *, instant: bool = False) -> prometheus.Dataquery:

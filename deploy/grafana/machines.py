@@ -25,6 +25,7 @@ from deploy.grafana.look import (
 
 PROCESS = '@at,springtide_role=~"$role"'
 HOST = 'instance=~"$host"'
+INTERFACES = f'{HOST},device!="lo"'
 DISKS = f'{HOST},fstype!~"tmpfs|overlay|squashfs"'
 
 
@@ -153,14 +154,8 @@ def hosts() -> dashboard.Dashboard:
                 "Bytes in a second, received and sent, without loopback.",
                 BYTES_A_SECOND,
                 [
-                    Query(
-                        f'sum by (instance) (rate(node_network_receive_bytes_total{{{HOST},device!="lo"}}[$__rate_interval]))',
-                        "{{instance}} received",
-                    ),
-                    Query(
-                        f'sum by (instance) (rate(node_network_transmit_bytes_total{{{HOST},device!="lo"}}[$__rate_interval]))',
-                        "{{instance}} sent",
-                    ),
+                    Query(rate("node_network_receive_bytes_total", "instance", INTERFACES), "{{instance}} received"),
+                    Query(rate("node_network_transmit_bytes_total", "instance", INTERFACES), "{{instance}} sent"),
                 ],
                 width=12,
             )

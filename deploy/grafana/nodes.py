@@ -8,7 +8,6 @@ from deploy.grafana.look import (
     BYTES_A_SECOND,
     COUNT,
     GREEN,
-    OBJECTIVE,
     PER_SECOND,
     RED,
     SECONDS,
@@ -17,9 +16,11 @@ from deploy.grafana.look import (
     Query,
     graph,
     led,
+    led_total,
     mean,
     new_dashboard,
     number,
+    objective,
     quantile,
     quantiles,
     rate,
@@ -41,7 +42,7 @@ def _numbers(made: dashboard.Dashboard, role: str) -> dashboard.Dashboard:
                 "Ready",
                 "Instances that take requests.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_instances', '', f'{_of_pool(role)},ready=' + chr(34) + 'true' + chr(34))})"),
+                Query(led_total("springtide_conductor_instances", f'{_of_pool(role)},ready="true"')),
                 bounds=((1, GREEN),),
                 best=RED,
             )
@@ -60,7 +61,7 @@ def _numbers(made: dashboard.Dashboard, role: str) -> dashboard.Dashboard:
                 "Running",
                 "Attempts that are computed.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_pool_attempts_running', '', _of_pool(role))})"),
+                Query(led_total("springtide_conductor_pool_attempts_running", _of_pool(role))),
             )
         )
         .with_panel(
@@ -68,7 +69,7 @@ def _numbers(made: dashboard.Dashboard, role: str) -> dashboard.Dashboard:
                 "Waiting",
                 "Attempts that wait for slots or their turn.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_pool_attempts_waiting', '', _of_pool(role))})"),
+                Query(led_total("springtide_conductor_pool_attempts_waiting", _of_pool(role))),
             )
         )
         .with_panel(
@@ -94,7 +95,7 @@ def prefill() -> dashboard.Dashboard:
                 "Prompt tokens that wait",
                 "Which have still to be computed.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_queued_prefill_tokens')})"),
+                Query(led_total("springtide_conductor_queued_prefill_tokens")),
             )
         )
         .with_row(row("Do prompts wait?"))
@@ -201,9 +202,7 @@ def decode() -> dashboard.Dashboard:
     return (
         _numbers(made, "decode")
         .with_panel(
-            number(
-                "Context", "Tokens in the batches of all nodes.", COUNT, Query(f"sum({led('springtide_conductor_decode_context_tokens')})")
-            )
+            number("Context", "Tokens in the batches of all nodes.", COUNT, Query(led_total("springtide_conductor_decode_context_tokens")))
         )
         .with_row(row("Are tokens on time?"))
         .with_panel(
@@ -213,7 +212,7 @@ def decode() -> dashboard.Dashboard:
                 SECONDS,
                 [
                     *quantiles("springtide_decode_step_seconds", "@at"),
-                    Query('max(springtide_gateway_slo_objective_seconds{@in,objective="tbt"})', OBJECTIVE),
+                    objective("tbt"),
                 ],
             )
         )

@@ -7,7 +7,6 @@ from grafana_foundation_sdk.builders import dashboard
 from deploy.grafana.look import (
     COUNT,
     GREEN,
-    OBJECTIVE,
     PER_SECOND,
     RED,
     SECONDS,
@@ -17,10 +16,12 @@ from deploy.grafana.look import (
     Query,
     graph,
     led,
+    led_total,
     log_lines,
     mean,
     new_dashboard,
     number,
+    objective,
     quantile,
     quantiles,
     rate,
@@ -35,10 +36,6 @@ BUDGET = "(1 - scalar(springtide:slo_objective:ratio))"
 ENDED = '@in,objective="goodput"'
 MISSED = f'{ENDED},result="missed"'
 RUNBOOKS = "Each alert has a page in docs/runbooks."
-
-
-def _objective(name: str) -> Query:
-    return Query(f'max(springtide_gateway_slo_objective_seconds{{@in,objective="{name}"}})', OBJECTIVE)
 
 
 def overview() -> dashboard.Dashboard:
@@ -106,7 +103,7 @@ def overview() -> dashboard.Dashboard:
                 "As clients see it, from a generation's arrival at the gateway. Dots are requests with a trace. Above the objective: look "
                 "at the Conductor's queue and the prefill pool.",
                 SECONDS,
-                [*quantiles("springtide_gateway_ttft_seconds"), _objective("ttft")],
+                [*quantiles("springtide_gateway_ttft_seconds"), objective("ttft")],
             )
         )
         .with_panel(
@@ -114,7 +111,7 @@ def overview() -> dashboard.Dashboard:
                 "Time between tokens",
                 "As clients see it. Above the objective: look at the decode pool's steps and batches.",
                 SECONDS,
-                [*quantiles("springtide_gateway_tbt_seconds"), _objective("tbt")],
+                [*quantiles("springtide_gateway_tbt_seconds"), objective("tbt")],
             )
         )
         .with_panel(
@@ -253,19 +250,17 @@ def conductor() -> dashboard.Dashboard:
                 "Instances that hang",
                 "Silent, or without headway; others do their work.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_hung_instances')})"),
+                Query(led_total("springtide_conductor_hung_instances")),
                 bounds=((1, RED),),
             )
         )
-        .with_panel(
-            number("Attempts in flight", "As the leader counts them.", COUNT, Query(f"sum({led('springtide_conductor_attempts')})"))
-        )
+        .with_panel(number("Attempts in flight", "As the leader counts them.", COUNT, Query(led_total("springtide_conductor_attempts"))))
         .with_panel(
             number(
                 "Prompt tokens that wait",
                 "Which prefill groups have still to compute.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_queued_prefill_tokens')})"),
+                Query(led_total("springtide_conductor_queued_prefill_tokens")),
             )
         )
         .with_panel(
@@ -273,7 +268,7 @@ def conductor() -> dashboard.Dashboard:
                 "Entries of the index",
                 "Blocks, by holder, that the leader knows.",
                 COUNT,
-                Query(f"sum({led('springtide_conductor_index_blocks')})"),
+                Query(led_total("springtide_conductor_index_blocks")),
             )
         )
         .with_row(row("What is decided?"))
@@ -362,7 +357,7 @@ def conductor() -> dashboard.Dashboard:
                 "Time between tokens that is foreseen",
                 "Of the decode nodes, mean over them, as the leader predicts it.",
                 SECONDS,
-                [Query(led("springtide_conductor_decode_tbt_seconds"), "predicted"), _objective("tbt")],
+                [Query(led("springtide_conductor_decode_tbt_seconds"), "predicted"), objective("tbt")],
             )
         )
         .with_row(row("Is the Conductor itself well?"))
