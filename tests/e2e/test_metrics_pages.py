@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.commands.metrics_reference import CONDUCTOR, DECODE, GATEWAY, PREFILL, STORE, all_metrics, described_name
 from tests.support.cluster import Cluster
+from tests.support.prometheus import program
 
 ROLES = {
     "gateway-0": GATEWAY,
@@ -63,10 +63,7 @@ def test_a_page_has_nothing_that_is_not_in_the_registry(cluster: Cluster, usage:
 
 @pytest.mark.parametrize("process", ROLES)
 def test_a_page_passes_promtool(cluster: Cluster, usage: dict[str, int], process: str) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
-    checked = subprocess.run([promtool, "check", "metrics"], input=cluster.metrics_page(process), capture_output=True, text=True)
+    checked = subprocess.run([program("promtool"), "check", "metrics"], input=cluster.metrics_page(process), capture_output=True, text=True)
     complaints = checked.stderr.splitlines()
     assert [line for line in complaints if not line.startswith(("vllm:", "python_", "process_"))] == []
 
