@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.prometheus import ALERTMANAGER, REPOSITORY, RULES, alerts, faster, program, rules
+from tests.support.prometheus import ALERTMANAGER, REPOSITORY, RULES, accepts, alerts, faster, rules
 
 RUNBOOKS = REPOSITORY / "docs/runbooks"
 HEADINGS = ("## What it means", "## What to look at", "## What to do")
@@ -297,8 +296,7 @@ def test_an_alert_fires_on_what_it_is_for_and_is_quiet_else(case: Case, tmp_path
     tests = [unit_test(case, case.fires, [fires]), unit_test(case, case.quiet, [])]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(with_summaries))
     (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}))
-    ended = subprocess.run([program("promtool"), "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("promtool", "test", "rules", tmp_path / "test.yaml")
 
 
 def test_every_alert_has_a_case() -> None:
@@ -308,14 +306,11 @@ def test_every_alert_has_a_case() -> None:
 @pytest.mark.parametrize("times", [1, 30])
 def test_promtool_finds_nothing_to_complain_about(times: int, tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES.read_text() if times == 1 else yaml.safe_dump(faster(rules(), times)))
-    command = [program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", tmp_path / "rules.yaml"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("promtool", "check", "rules", "--lint=all", "--lint-fatal", tmp_path / "rules.yaml")
 
 
 def test_alertmanager_takes_its_configuration() -> None:
-    ended = subprocess.run([program("amtool"), "check-config", ALERTMANAGER], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("amtool", "check-config", ALERTMANAGER)
 
 
 def test_every_alert_says_what_it_is_and_what_to_do() -> None:

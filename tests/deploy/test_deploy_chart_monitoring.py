@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 
 from tests.support.chart import RELEASE, Object, of_kind, rendered, selected
 from tests.support.dashboards import DASHBOARDS
-from tests.support.prometheus import alerts, program, rules
+from tests.support.prometheus import accepts, alerts, rules
 
 ALL: dict[str, Any] = {"podMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboards": {"enabled": True}}
 ROLES = {"conductor", "gateway", "prefill", "decode", "store"}
@@ -53,8 +52,7 @@ def test_the_rules_are_as_they_are_asked_for(tmp_path: Path) -> None:
         assert alert["annotations"]["runbook_url"].startswith("https://wiki.example/runbooks/Springtide")
         assert alert["annotations"]["dashboard"].startswith("https://grafana.example/d/springtide-")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(found))
-    ended = subprocess.run([program("promtool"), "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("promtool", "check", "rules", tmp_path / "rules.yaml")
 
 
 def test_grafanas_sidecar_finds_every_dashboard() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import yaml
 from deploy.commands.metrics_reference import Described, all_metrics
 from tests.support.dashboards import DASHBOARDS, EXTERNAL, expressions, panels, substituted
 from tests.support.grafana_types import problems
-from tests.support.prometheus import REPOSITORY, program, rules
+from tests.support.prometheus import REPOSITORY, accepts, rules
 
 OF_EVERY_TARGET = {"cluster", "namespace", "instance", "springtide_role", "job", "le"}
 OF_PROMETHEUS = {"up", "ALERTS"}
@@ -125,8 +124,7 @@ def test_counters_are_asked_for_their_rise_and_quantiles_for_that_of_buckets() -
 def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
     found = [{"record": f"panel:{number}", "expr": substituted(expr)} for number, (_, expr) in enumerate(in_use())]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": found}]}))
-    ended = subprocess.run([program("promtool"), "check", "rules", "--lint=none", tmp_path / "rules.yaml"], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("promtool", "check", "rules", "--lint=none", tmp_path / "rules.yaml")
 
 
 def test_alerts_name_dashboards_and_pages_name_panels_that_there_are() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from deploy.observe.targets import KEEP_LOST_S, Targets
 from springtide.config import ClusterConfig, TlsConfig
 from springtide.membership import Member, MemberRole
 from tests.support.dashboards import DASHBOARDS as COMMITTED
-from tests.support.prometheus import RULES, program
+from tests.support.prometheus import RULES, accepts
 
 GRAFANA = COMPOSE.parents[1] / "grafana"
 LEASE_S = 5.0
@@ -93,9 +92,7 @@ def test_nothing_is_started_that_nobody_asked_for(tmp_path: Path) -> None:
 
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     made = observation(tmp_path)
-    command = [program("promtool"), "check", "config", made.directory / "prometheus.yaml"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    accepts("promtool", "check", "config", made.directory / "prometheus.yaml")
     assert (made.directory / "rules.yaml").read_text() == RULES.read_text()
 
 

@@ -51,6 +51,12 @@ def program(name: str) -> Path:
         pytest.skip(str(why))
 
 
+def accepts(name: str, *arguments: str | Path) -> None:
+    """Asserts that one of PROGRAMS finds nothing wrong with these."""
+    ended = subprocess.run([program(name), *arguments], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def _found(name: str) -> Path:
     installed = shutil.which(name) or (name == "prometheus-alertmanager" and shutil.which("alertmanager"))
     if installed:
