@@ -9,8 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 from tests.support.ports import ReservedPorts
+from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy/prometheus"
@@ -35,7 +35,6 @@ _ALERTMANAGER = """#!/bin/sh
 # It looks for its templates in /usr/share: they are laid over it, for this process alone.
 exec unshare --mount sh -c 'mount -t overlay overlay -o lowerdir="$0/usr/share:/usr/share" /usr/share && exec "$0/usr/bin/prometheus-alertmanager" "$@"' {unpacked} "$@"
 """  # noqa: E501
-POLL_S = 0.1
 
 
 class Unavailable(Exception):
@@ -140,14 +139,6 @@ class Server:
         with contextlib.suppress(httpx.TransportError):
             return list(self.get("/api/v1/query", query=expr)["data"]["result"])
         return []
-
-
-def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 60.0) -> None:
-    """`what`: is told when it takes too long; asked then, where it is a function."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what if isinstance(what, str) else what()}"
-        time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
