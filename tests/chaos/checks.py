@@ -13,15 +13,13 @@ from tests.chaos.history import (
     Choice,
     Exchange,
     History,
-    Interval,
     ProcessState,
     absences,
     absent,
     disconnected,
-    merged,
-    overlap_s,
 )
 from tests.chaos.plan import Fault
+from tests.support.intervals import Interval, merged, overlap_s
 
 LOGPROB_TOLERANCE = 2e-3
 """Sums of float32 come in another order with other splits."""

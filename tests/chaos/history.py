@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tests.chaos.plan import DUTY_CYCLE_S, Fault
 from tests.chaos.workload import Item
+from tests.support.intervals import Interval, merged
 
-Interval = tuple[float, float]
 Token = tuple[str, float | None]
 """Its text as the API shows it, and its log-probability."""
 
@@ -294,22 +294,6 @@ def absent(history: History, role: Absence, gateway: str | None = None) -> list[
 def absences(history: History, name: str) -> list[Interval]:
     """When it did nothing by a fault, or was not ready as last sampled."""
     return merged([*_faulted(history, name), *_unready(history.samples, name)])
-
-
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    result: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if result and begin <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((begin, end))
-    return result
-
-
-def overlap_s(interval: Interval, others: Iterable[Interval]) -> float:
-    """How much of the interval the others cover together."""
-    begin, end = interval
-    return sum(max(0.0, min(end, b) - max(begin, a)) for a, b in merged(others))
 
 
 def _faulted(history: History, name: str) -> Iterator[Interval]:

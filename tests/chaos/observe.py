@@ -21,7 +21,8 @@ from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from tests.chaos.cluster import ClusterUnderTest
-from tests.chaos.history import CalmPoint, Interval, ProcessState, Sample, Topology
+from tests.chaos.history import CalmPoint, ProcessState, Sample, Topology
+from tests.support.intervals import Interval
 
 EVERY_S = 0.5
 ANSWER_S = 1.0

@@ -26,13 +26,12 @@ from tests.chaos.history import (
     Sample,
     Topology,
     absent,
-    merged,
-    overlap_s,
 )
 from tests.chaos.observe import held
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.summary import summary
 from tests.chaos.workload import Item
+from tests.support.intervals import merged, overlap_s
 
 TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",), ("gateway-0",))
 EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0", "valkey"})
