@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, RunStep
-from node_runtime import events
 from node_runtime.events import SendUpdate
 from springtide.protocol.outputs import SampledToken
 from springtide.protocol.storage import Ingested
 from springtide.protocol.timings import DecodeTimes, PassTimes
 from tests.support.decode_core import Node, only, prefilled, start
-
-
-def traced(begin: events.Start) -> events.Start:  # type: ignore[type-arg]
-    return replace(begin, start=replace(begin.start, request=replace(begin.start.request, traced=True)))
+from tests.support.node_core import traced
 
 
 def told(actions: list[Action]) -> list[DecodeTimes]:

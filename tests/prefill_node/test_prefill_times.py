@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from node_runtime import events
 from node_runtime.events import SendUpdate
 from node_runtime.pass_tally import MOST_PASSES, PassTally
 from prefill_node.core import events as ev
@@ -17,10 +16,7 @@ from springtide.protocol.storage import Acquired, FetchProgress
 from springtide.protocol.timings import PassTimes, PrefillTimes, StageTimes
 from tests.prefill_node.test_prefill_conclusions import DONE, RUN
 from tests.prefill_node.test_prefill_core import Node, only, slots, start
-
-
-def traced(begin: events.Start) -> events.Start:  # type: ignore[type-arg]
-    return replace(begin, start=replace(begin.start, request=replace(begin.start.request, traced=True)))
+from tests.support.node_core import traced
 
 
 def test_a_traced_prompt_tells_of_each_chunk_and_each_stage_from_when_it_came() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from node_runtime import events
 from springtide.blocks import block_keys, namespace_root
 from springtide.ids import AttemptId, RequestId
 from springtide.modelinfo import ModelInfo
@@ -32,6 +34,10 @@ def make_request(attempt_id: str, num_tokens: int, *, num_prompt_tokens: int | N
         keys=tuple(block_keys(NAMESPACE, token_ids, BLOCK_TOKENS)),
         block_tokens=BLOCK_TOKENS,
     )
+
+
+def traced(begin: events.Start) -> events.Start:  # type: ignore[type-arg]
+    return replace(begin, start=replace(begin.start, request=replace(begin.start.request, traced=True)))
 
 
 def failure(code: FailureCode, message: str = "by the test") -> Failure:
