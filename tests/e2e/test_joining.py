@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
 import pytest
 
 from deploy.ca.authority import Authority
@@ -18,7 +17,7 @@ from springtide.config import TlsConfig
 from tests.support import streams
 from tests.support.cluster import Cluster, cached_blocks, evict_all, metric_at
 from tests.support.generate import generate
-from tests.support.joined import JoinedNode, new_token
+from tests.support.joined import JoinedNode, new_token, ready
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
 
@@ -54,13 +53,6 @@ def nodes(head: Cluster) -> Iterator[dict[str, JoinedNode]]:
     with JoinedNode(head, "prefill", "127.0.0.2") as prefill, JoinedNode(head, "decode", "127.0.0.3") as decode:
         head.wait_until(lambda: ready(head.url), "the cluster to take requests")
         yield {"prefill": prefill, "decode": decode}
-
-
-def ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=2).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def prompt_of(seed: int, length: int = 100) -> list[int]:

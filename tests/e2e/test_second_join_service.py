@@ -6,7 +6,6 @@ import datetime
 import shutil
 from pathlib import Path
 
-import httpx
 import pytest
 from cryptography import x509
 
@@ -14,7 +13,7 @@ from deploy.ca.authority import Authority, addresses_in, name_of, new_request
 from deploy.ca.identity import Identity
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
-from tests.support.joined import JoinedNode, new_token
+from tests.support.joined import JoinedNode, new_token, ready
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
 from tests.support.valkey import new_valkey
@@ -46,7 +45,7 @@ def test_while_the_head_is_dead_machines_join_at_another_and_have_their_certific
             head.supervisor.kill()
             head.supervisor.wait()
             with JoinedNode(head, "decode", "127.0.0.3", invitation=(new_token(second)[0], invitation[1])) as decode:
-                wait_until(lambda: is_ready(gateway.url), "the cluster to take requests", more=gateway.logs)
+                wait_until(lambda: ready(gateway.url), "the cluster to take requests", more=gateway.logs)
                 prompt = random_prompt(1, 100, 10, 250)
                 answer = generate(gateway.record.grpc_address, "joined", prompt, OUTPUT_TOKENS)
                 assert answer.token_ids == Reference.from_directory(model).greedy(prompt, OUTPUT_TOKENS)
@@ -54,13 +53,6 @@ def test_while_the_head_is_dead_machines_join_at_another_and_have_their_certific
                     identity = Identity(Path(node.record.run_dir, "tls"))
                     age(identity, Authority.open(copied))
                     wait_until(lambda own=identity: days_left(own) > 80, f"{node.name} to have another certificate", more=node.logs)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=2, trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def own_certificate(identity: Identity) -> x509.Certificate:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import httpx
 import psutil
 
 from deploy.local import rundir
@@ -30,6 +31,14 @@ def new_token(cluster: Cluster | JoinedNode, ttl: str = "10m") -> tuple[str, str
     command = [sys.executable, "-m", "deploy.cli", "token", "create", "--url", cluster.url, "--ttl", ttl, "--json"]
     said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=own_environment()).stdout)
     return said["token"], said["join"]
+
+
+def ready(url: str) -> bool:
+    """Whether a gateway takes requests."""
+    try:
+        return httpx.get(f"{url}/ready", timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 class JoinedNode:
