@@ -36,16 +36,8 @@ KEYS = {digest_of(OPERATORS_KEY): "ops", digest_of(TENANTS_KEY): "acme"}
 async def played() -> AsyncIterator[PlayedCluster]:
     cluster = PlayedCluster(3, 4, rate=8.0)
     cluster.play(30.0)
-    cluster.clock.let_go()
-
-    async def go_on() -> None:
-        while True:
-            cluster.catch_up()
-            await asyncio.sleep(0.05)
-
-    going = asyncio.create_task(go_on())
-    yield cluster
-    going.cancel()
+    async with cluster.going_on():
+        yield cluster
 
 
 @asynccontextmanager

@@ -32,13 +32,6 @@ STARTED = "document.querySelector('main h1') && document.querySelector('#status'
 @asynccontextmanager
 async def played(cluster: PlayedCluster) -> AsyncIterator[str]:
     """The URL of a gateway before a Conductor to whom the cluster goes on being played."""
-    cluster.clock.let_go()
-
-    async def go_on() -> None:
-        while True:
-            cluster.catch_up()
-            await asyncio.sleep(0.05)
-
     with new_valkey() as valkey, tempfile.TemporaryDirectory() as directory:
         config = ClusterConfig(
             model="demo",
@@ -49,14 +42,12 @@ async def played(cluster: PlayedCluster) -> AsyncIterator[str]:
             server=ServerConfig(port=0, grpc_port=0),
         )
         arguments = ProcessArguments(config, describe("demo"), Path(directory), "", "gateway-0", "127.0.0.1")
-        async with cluster.serving() as address:
+        async with cluster.serving() as address, cluster.going_on():
             gateway = GatewayServer(arguments, address)
             await gateway.start()
-            going = asyncio.create_task(go_on())
             try:
                 yield f"http://{gateway.http_address}"
             finally:
-                going.cancel()
                 await gateway.close()
 
 

@@ -4,6 +4,7 @@ predicted, stores that fill and forget. The Conductor's core and services are th
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import random
@@ -126,10 +127,22 @@ class PlayedCluster:
             work()
         self.clock.turn(max(0.0, until - self.clock.now()))
 
-    def catch_up(self) -> None:
-        """Once the clock is let go: does what is due by now."""
-        while self._due and self._due[0][0] <= self.clock.now():
-            heapq.heappop(self._due)[2]()
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        """Lets the clock go, and does what falls due meanwhile."""
+        self.clock.let_go()
+
+        async def catch_up() -> None:
+            while True:
+                while self._due and self._due[0][0] <= self.clock.now():
+                    heapq.heappop(self._due)[2]()
+                await asyncio.sleep(0.05)
+
+        catching_up = asyncio.create_task(catch_up())
+        try:
+            yield
+        finally:
+            catching_up.cancel()
 
     def silence(self, name: str) -> None:
         """From now on the instance is not heard of."""
