@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import grpc.aio
 from gateway import metrics
 from gateway.accounts.accounts import Charge
 from gateway.accounts.allowance import Caller
-from gateway.answer import ApiBackend, Traced
+from gateway.answer import ApiBackend, Traced, internal_error
 from gateway.api_request import ApiRequest
 from gateway.grpc_caches import CachesService
 from gateway.grpc_messages import Context, Messages, abort, authorization_of, metadata_of, no_message, parse_request, status_of
@@ -30,6 +31,8 @@ from springtide.rpc import common_pb2 as pb
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 from springtide.trace_context import TRACE_HEADER
+
+logger = logging.getLogger(__name__)
 
 _ENDPOINT = "grpc/Generate"
 _OPERATION = "generate_content"
@@ -85,6 +88,10 @@ class InferenceService:
         except SpringtideError as error:
             status = status_of(error)
             await abort(context, error, request_id)
+        except Exception:
+            logger.exception("%s has failed", request_id)
+            status = status_of(internal_error())
+            await abort(context, internal_error(), request_id)
         finally:
             traced.end(status.name)
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()

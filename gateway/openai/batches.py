@@ -192,6 +192,9 @@ class OpenAIBatches:
             status, text = error.http_status, dump(endpoint.error(error, request_id))
             if _passing(error, tries):
                 raise
+        except Exception:
+            status = 500
+            raise
         finally:
             traced.end(str(status))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'

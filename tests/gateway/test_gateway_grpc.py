@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import grpc_service
@@ -182,6 +183,24 @@ async def test_a_message_of_nothing_but_entries_is_not_parsed(
         [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, chat=prompt))]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "gateway-prepare" in parsed_on[0]
+
+
+async def test_whatever_goes_wrong_is_our_fault_and_no_disconnect(
+    stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(raw: bytes, kind: type[inference_pb2.GenerateRequest], max_fields: int) -> inference_pb2.GenerateRequest:
+        raise RuntimeError("nobody has thought of this")
+
+    def counted(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(f"springtide_gateway_{name}_total", {"route": "grpc/Generate", **labels}) or 0.0
+
+    before = counted("requests", status="INTERNAL"), counted("client_disconnects")
+    monkeypatch.setattr(grpc_service, "parse_request", fails)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(chat())]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "the server's log has more" in (details := caught.value.details() or "") and "nobody" not in details
+    assert (counted("requests", status="INTERNAL"), counted("client_disconnects")) == (before[0] + 1, before[1])
 
 
 async def test_large_messages_on_one_connection_wait_for_one_another(

@@ -19,8 +19,11 @@ from gateway_cluster import MODEL, Cluster
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 
 from gateway import metrics
+from gateway.answer import AnswerStream, ApiBackend
 from gateway.app import GatewayServer
+from gateway.batches import core
 from gateway.objectives import Objectives
+from gateway.prepare import PreparedRequest
 from gateway.tracing import otlp
 from gateway.tracing.otlp import DEFAULT_RATIO, Destination, TraceExporter
 from gateway.tracing.tracer import Sampling, Tracer
@@ -110,11 +113,7 @@ async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(
     await gateway.start()
     try:
         (alone, *_) = await received(collector, await asked(gateway))
-        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}/v1", timeout=20) as client:
-            line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT})
-            file = (await client.post("files", files={"file": line.encode()}, data={"purpose": "batch"})).json()
-            batch = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-            assert (await client.post("batches", json=batch)).status_code == 200
+        await batched(gateway)
         await until(lambda: len(collector.trace_ids) == 2, within_s=60)
     finally:
         await gateway.close()
@@ -122,6 +121,39 @@ async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(
     its_own = ("gen_ai.response.id", "gen_ai.response.time_to_first_chunk", "springtide.request.id", "springtide.kept")
     said, expected = ({name: value for name, value in span.attributes.items() if name not in its_own} for span in (root, alone))
     assert root.name == alone.name == f"chat {MODEL}" and said == expected
+
+
+async def test_a_line_that_fails_by_a_fault_of_the_gateways_is_a_trace_with_an_error(
+    arguments: ProcessArguments, cluster: Cluster, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    start, failed = ApiBackend.start, list[PreparedRequest]()
+
+    def fails_once(backend: ApiBackend, prepared: PreparedRequest) -> AnswerStream:
+        if not failed:
+            failed.append(prepared)
+            raise RuntimeError("nobody has thought of this")
+        return start(backend, prepared)
+
+    monkeypatch.setattr(ApiBackend, "start", fails_once)
+    own = replace(arguments, config=arguments.config.model_copy(update={"cluster": f"fails-{tmp_path.name}"}))
+    gateway = GatewayServer(traced(own, collector.url), cluster.conductor.address)
+    await gateway.start()
+    try:
+        await batched(gateway)
+        await until(lambda: len(collector.trace_ids) == 2, within_s=60)
+    finally:
+        await gateway.close()
+    assert [collector.trace(trace_id)[0].attributes["http.response.status_code"] for trace_id in collector.trace_ids] == [500, 200]
+
+
+async def batched(gateway: GatewayServer) -> None:
+    """Submits a batch of one line."""
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}/v1", timeout=20) as client:
+        line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT})
+        file = (await client.post("files", files={"file": line.encode()}, data={"purpose": "batch"})).json()
+        batch = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        assert (await client.post("batches", json=batch)).status_code == 200
 
 
 async def test_nodes_are_told_of_the_requests_span_and_where_nothing_is_traced_of_the_clients(
