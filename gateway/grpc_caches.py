@@ -14,7 +14,7 @@ from gateway.caching.context import ContextCache, Status
 from gateway.caching.desk import DEFAULT_TTL_S, Draft
 from gateway.grpc_messages import Context, Messages, abort, authorization_of, no_message, parse_request
 from gateway.grpc_requests import conversation
-from springtide.errors import InvalidRequest, SpringtideError
+from springtide.errors import InvalidRequest
 from springtide.rpc import caches_pb2
 
 _LISTED = 20
@@ -61,7 +61,7 @@ class CachesService:
         async def call(request: Any, context: Context) -> Any:
             try:
                 return await answer(self._caller(context, request), request)
-            except SpringtideError as error:
+            except Exception as error:
                 await abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(call, kind.FromString, serialize)
@@ -78,7 +78,7 @@ class CachesService:
                     raise no_message()
                 request, draft = await self._backend.side_thread.run(len(raw), self._drafted, raw)
             return await self._shown(await self._desk.create(self._caller(context, request), request.model, draft))
-        except SpringtideError as error:
+        except Exception as error:
             await abort(context, error)
 
     def _drafted(self, raw: bytes) -> tuple[caches_pb2.CreateCacheRequest, Draft]:

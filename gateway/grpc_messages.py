@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,9 +18,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from gateway.accounts.accounts import KEY_HEADERS
-from gateway.answer import message_for_client
+from gateway.answer import internal_error, message_for_client
 from gateway.bodies import SMALL_BYTES, Bodies, BodyTimeout
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unauthenticated, Unavailable
+
+logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT", bound=Message)
 AT_ONCE = 4
@@ -37,20 +40,24 @@ _CODES: dict[type[SpringtideError], grpc.StatusCode] = {
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def status_of(error: SpringtideError) -> grpc.StatusCode:
-    if error.http_status == HTTPStatus.NOT_FOUND:
+def status_of(error: Exception) -> grpc.StatusCode:
+    if isinstance(error, SpringtideError) and error.http_status == HTTPStatus.NOT_FOUND:
         return grpc.StatusCode.NOT_FOUND
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
-async def abort(context: Context, error: SpringtideError, request_id: str = "") -> NoReturn:
+async def abort(context: Context, error: Exception, request_id: str = "") -> NoReturn:
+    """What nobody has foreseen is for the log, and its client learns that there is something."""
+    foreseen = error if isinstance(error, SpringtideError) else internal_error()
+    if foreseen is not error:
+        logger.error("%s has failed", request_id or "a call", exc_info=error)
     # The context keeps the error that ends a call, that keeps this one, and that its frames: a message in them, parsed to fifty times its
     # bytes, would stay until the collector comes round.
     error.__traceback__ = error.__context__ = None
     trailers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, Overloaded):
-        trailers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
-    await context.abort(status_of(error), message_for_client(error, request_id), trailing_metadata=trailers)
+    if isinstance(foreseen, Overloaded):
+        trailers = (("retry-after", str(max(1, math.ceil(foreseen.retry_after_s)))),)
+    await context.abort(status_of(foreseen), message_for_client(foreseen, request_id), trailing_metadata=trailers)
     raise AssertionError("abort does not return")
 
 

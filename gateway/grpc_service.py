@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,14 +13,13 @@ import grpc.aio
 from gateway import metrics
 from gateway.accounts.accounts import Charge
 from gateway.accounts.allowance import Caller
-from gateway.answer import ApiBackend, Traced, internal_error
+from gateway.answer import ApiBackend, Traced
 from gateway.api_request import ApiRequest
 from gateway.grpc_caches import CachesService
 from gateway.grpc_messages import Context, Messages, abort, authorization_of, metadata_of, no_message, parse_request, status_of
 from gateway.grpc_requests import api_request
 from gateway.output import CallArguments, CallBegun, Delta, Part, Reasoning
 from gateway.prepare import Origin, PreparedRequest
-from springtide.errors import SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.usage import Usage
@@ -31,8 +29,6 @@ from springtide.rpc import common_pb2 as pb
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 from springtide.trace_context import TRACE_HEADER
-
-logger = logging.getLogger(__name__)
 
 _ENDPOINT = "grpc/Generate"
 _OPERATION = "generate_content"
@@ -69,7 +65,7 @@ class InferenceService:
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
             self._backend.accounts.caller(authorization_of(context))
-        except SpringtideError as error:
+        except Exception as error:
             await abort(context, error)
         preparer = self._backend.preparer
         return inference_pb2.ListModelsReply(
@@ -85,13 +81,9 @@ class InferenceService:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
-        except SpringtideError as error:
+        except Exception as error:
             status = status_of(error)
             await abort(context, error, request_id)
-        except Exception:
-            logger.exception("%s has failed", request_id)
-            status = status_of(internal_error())
-            await abort(context, internal_error(), request_id)
         finally:
             traced.end(status.name)
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
