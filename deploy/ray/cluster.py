@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -176,7 +176,9 @@ class Held:
 
     def look(self) -> PlaceView:
         """What is known of it now. Waits for nothing."""
-        return view_of_all([agent.look() for agent in self.agents])
+        view = view_of_all([agent.look() for agent in self.agents])
+        coming = view.state is PlaceState.WAITING and not self.given and self.has_room
+        return replace(view, state=PlaceState.COMING) if coming else view
 
     def release(self) -> None:
         for agent in self.agents:

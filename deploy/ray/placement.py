@@ -19,7 +19,9 @@ from typing import TypeAlias
 from springtide.protocol.instances import Role
 
 ADOPT_S = 10.0
-"""How long Ray has to give a place on the host where the process is."""
+"""How long Ray has to find a place on the host where the process is."""
+COME_S = 60.0
+"""And to give it, whose agent is a process that a busy machine takes its time to start."""
 RETURN_S = 120.0
 """How long a node that serves without a place is left alone: its Ray node, or all of Ray, may come back, and it is found again."""
 ABSENT_S = 10.0
@@ -56,7 +58,9 @@ class PlaceState(Enum):
     """What is seen of a place."""
 
     WAITING = "waiting"
-    """Ray has not given it yet, or its agent does not say what it wants to know just now."""
+    """Ray has not found it yet, or its agent does not say what it wants to know just now."""
+    COMING = "coming"
+    """Ray has found it, and an agent is on the way."""
     RUNNING = "running"
     """The agent's process runs."""
     ENDED = "ended"
@@ -214,7 +218,11 @@ class Placement:
                     yield from self._forget(node, sight)
                 elif state is PlaceState.BROKEN:
                     yield self._sent_away(node.name, now)
-                elif state is PlaceState.GONE or not sight.hosts.issuperset(node.hosts) or now - memory.since >= ADOPT_S:
+                elif (
+                    state is PlaceState.GONE
+                    or not sight.hosts.issuperset(node.hosts)
+                    or now - memory.since >= (COME_S if state is PlaceState.COMING else ADOPT_S)
+                ):
                     yield Release(node.name)
                     self._enter(node, Phase.LOST, now)
             case Phase.SERVING:

@@ -313,7 +313,7 @@ class Placer:
             found = await asyncio.wait_for(asyncio.to_thread(on_ray.look_at, held), 2 * on_ray.ANSWER_S)
         except TimeoutError:
             return {}
-        return {name: view for name, view in found.items() if view.state is not PlaceState.WAITING}
+        return {name: view for name, view in found.items() if view.state not in (PlaceState.WAITING, PlaceState.COMING)}
 
 
 def _figures(role: Role, status: ClusterStatus) -> PoolFigures:

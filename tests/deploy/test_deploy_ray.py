@@ -33,6 +33,7 @@ from deploy.ray.orders import NodeOrder, tag_of
 from deploy.ray.placement import (
     ABSENT_S,
     ADOPT_S,
+    COME_S,
     RETURN_S,
     Action,
     Adopt,
@@ -274,6 +275,10 @@ def test_ray_has_not_for_ever_to_give_a_place_beside_the_process() -> None:
     world.look()
     assert world.look(ADOPT_S / 2) == []
     assert world.look(ADOPT_S / 2) == [Release("decode-0")]
+    assert world.look() == [Adopt(world.placement.nodes["decode-0"])]
+    world.places["decode-0"] = PlaceView(PlaceState.COMING)
+    assert world.look(2 * ADOPT_S) == [], "Ray has found it, and its agent takes long to start"
+    assert world.look(COME_S) == [Release("decode-0")]
     assert world.look() == [Adopt(world.placement.nodes["decode-0"])], "another try"
     world.present = {"prefill-0"}
     actions = [action for _ in range(20) for action in world.look()]
@@ -479,7 +484,7 @@ def test_whatever_happens_there_are_never_more_places_than_wanted_and_in_the_end
             leaving = world.placement.nodes[name].phase is Phase.LEAVING
             if leaving:
                 world.places[name] = PlaceView(PlaceState.ENDED, view.hosts)
-            elif view.state is PlaceState.WAITING:
+            elif view.state in (PlaceState.WAITING, PlaceState.COMING):
                 world.run(name, *view.hosts[:1])
         assert world.present is not None
         world.present &= {name for name, node in world.placement.nodes.items() if node.phase is not Phase.LEAVING}
