@@ -45,6 +45,11 @@ def cluster_status(found: Sequence[View]) -> ClusterStatus:
     raise Unavailable("; ".join(view.problem for view in found))
 
 
+def leaders_status(found: Sequence[View]) -> ClusterStatus | None:
+    """None when none is known to lead."""
+    return next((view.status for view in found if view.leads), None)
+
+
 def leadership(found: Sequence[View]) -> str:
     """A line on who leads and who stands by."""
     leader = next((view for view in found if view.leads), None)

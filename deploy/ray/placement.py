@@ -102,7 +102,7 @@ class Sight:
     present: frozenset[str] | None
     """The nodes whose stores are in the membership; None: that cannot be asked."""
     ready: Mapping[str, Role] | None
-    """The nodes that take requests, by the role that they have now; None: the Conductor cannot be asked."""
+    """The nodes that take requests, by the role that they have now; None: no Conductor that leads can be asked."""
     busy: Mapping[str, float]
     """What runs and waits there."""
 
@@ -252,11 +252,16 @@ class Placement:
         ready = sight.ready or {}
         own = [node for node in self._nodes.values() if ready.get(node.name, node.role) is role]
         active = [node for node in own if node.phase in (Phase.PLACING, Phase.SERVING, Phase.ADOPTING)]
-        active += [node for node in own if node.phase is Phase.LOST and node.name in ready and now < self._memory[node.name].lost_until]
+        may_serve = [node for node in own if node.phase is Phase.LOST and now < self._memory[node.name].lost_until]
+        active += [node for node in may_serve if sight.ready is None or node.name in ready]
         if len(active) < wanted and now >= self._retry_at[role]:
             for _ in range(wanted - len(active)):
                 yield Create(self._new(role, sight, now))
-        surplus = sorted(active, key=lambda node: (node.name in ready, sight.busy.get(node.name, 0.0), node.name))
+        if sight.ready is None:
+            return  # and nobody is sent away who may be the one that serves
+        surplus = sorted(
+            active, key=lambda node: (node.name in ready, node.phase is not Phase.PLACING, sight.busy.get(node.name, 0.0), node.name)
+        )
         for node in surplus[: max(0, len(active) - wanted)]:
             yield self._sent_away(node.name, now)
         if sum(node.phase is Phase.SERVING and node.name in ready for node in active) >= wanted:

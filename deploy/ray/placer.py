@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from deploy.ca.authority import first_fingerprint
-from deploy.commands.conductors import cluster_status, views
+from deploy.commands.conductors import leaders_status, views
 from deploy.join.tokens import TokenBook
 from deploy.ray import cluster as on_ray
 from deploy.ray.cluster import Agent, Held, RayNode
@@ -161,10 +161,8 @@ class Placer:
         )
 
     async def _status(self, members: list[Member]) -> ClusterStatus | None:
-        try:
-            return cluster_status(await views(members, self._credentials))
-        except Unavailable:
-            return None
+        """The leader's: a standby decides nothing, and one that has just begun may not have heard of everybody."""
+        return leaders_status(await views(members, self._credentials))
 
     def _wanted(self, role: Role, status: ClusterStatus | None, now: float) -> int:
         size, figures = self._sizes[role], None if status is None else _figures(role, status)

@@ -151,6 +151,8 @@ class World:
         self.places: dict[str, PlaceView] = {}
         self.hosts = {"a", "b"}
         self.present: set[str] | None = set()
+        self.led = True
+        """Whether there is a Conductor that leads."""
         self.busy: dict[str, float] = {}
         self.roles: dict[str, Role] = {}
         """Of those that have switched."""
@@ -160,7 +162,11 @@ class World:
         nodes = self.placement.nodes
         ready = {name: self.roles.get(name, nodes[name].role) for name in self.present or () if name in nodes}
         sight = Sight(
-            dict(self.places), frozenset(self.hosts), None if self.present is None else frozenset(self.present), ready, dict(self.busy)
+            dict(self.places),
+            frozenset(self.hosts),
+            None if self.present is None else frozenset(self.present),
+            ready if self.led else None,
+            dict(self.busy),
         )
         actions = self.placement.look(sight, self.wanted, self.now)
         for action in actions:
@@ -347,6 +353,32 @@ def test_while_the_membership_cannot_be_asked_nobody_is_given_up() -> None:
     world.look()
     world.look(10 * ABSENT_S)
     assert world.phases()["decode-0"] == "lost"
+
+
+def test_while_no_conductor_leads_who_has_lost_its_place_counts_and_nobody_is_sent_away() -> None:
+    wanted = {Role.PREFILL: 1, Role.DECODE: 2}
+    before = whole(wanted)
+    after = World(before.placement.nodes, wanted)
+    after.present, after.led = set(before.present or ()), False
+    names = {"decode-0", "decode-1", "prefill-0"}
+    for _ in range(3):
+        assert after.look() == [Adopt(after.placement.nodes[name]) for name in sorted(names)]
+        assert after.look(ADOPT_S) == [Release(name) for name in sorted(names)], "their agents are not there yet"
+    after.wanted[Role.DECODE] = 1
+    after.look()
+    assert set(after.phases().values()) == {"adopting"}
+    after.led = True
+    assert after.look() == [Leave("decode-0")]
+
+
+def test_who_was_placed_while_others_were_lost_leaves_before_them_though_nobody_is_known_to_serve() -> None:
+    world = whole()
+    world.present = {"prefill-0"}
+    world.lose("decode-0")
+    world.look()
+    placed = [action.node.name for _ in range(2) for action in world.look(ADOPT_S) if isinstance(action, Create)]
+    assert placed == ["decode-1"]
+    assert world.phases() == {"decode-0": "adopting", "decode-1": "leaving", "prefill-0": "serving"}
 
 
 def test_all_leave_at_the_end() -> None:
