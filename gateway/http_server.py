@@ -194,6 +194,8 @@ class _Connection(HttpToolsProtocol):
         self.logger = logger
         self._server = server
         self._table = server.table
+        self._is_read = True
+        """What comes still counts."""
         self._in_head = False
         self._in_message = False
         self._head_is_known = False
@@ -221,7 +223,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or not self._is_read:
             return
         self._unset_keepalive_if_required()
         try:
@@ -335,8 +337,14 @@ class _Connection(HttpToolsProtocol):
         self._table.moved(self, self._phase(), time.monotonic())
 
     def _refuse(self, error: SpringtideError) -> None:
-        """Where an answer has begun already, the connection just ends."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Of what came last. Requests before it that have come whole are answered, and with the last of them the connection ends."""
+        last, body_comes = self.cycle, self._in_message and not self._in_head
+        under_way = last is not None and not last.response_complete
+        if under_way and not body_comes:
+            last.keep_alive = False
+            self._is_read = False
+            return
+        if not under_way or not (last.response_started or self.pipeline):
             told = {"error": {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.code}}
             body = json.dumps(told).encode()
             retry = b"retry-after: %d\r\n" % math.ceil(error.retry_after_s) if isinstance(error, Overloaded) else b""

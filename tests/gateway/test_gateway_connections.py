@@ -236,8 +236,8 @@ async def test_an_answer_that_nobody_takes_ends(address: Address, monkeypatch: p
         (b"GET /" + b"a" * (1 << 20), b"431"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 500, b"400"),
         (b"GET /health HTTP/1.1\r\nhost x\r\n\r\n", b"400"),
-        (b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b""),
-        (b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ntransfer-encoding: zip\r\n\r\n", b""),
+        (b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ntransfer-encoding: zip\r\n\r\n", b"400"),
     ],
 )
 async def test_what_is_no_request_is_refused_and_its_connection_closed(address: Address, sent: bytes, status: bytes) -> None:
@@ -245,6 +245,24 @@ async def test_what_is_no_request_is_refused_and_its_connection_closed(address: 
     writer.write(sent)
     received = await ended(reader)
     assert received[9:12] == status
+    await assert_served(address)
+
+
+@pytest.mark.parametrize("behind", [b"{}", b"\x16\x03\x01", b"GET /" + b"a" * (1 << 20), b"GET / HTTP/1.1\r\nhost x\r\n\r\n"])
+@pytest.mark.parametrize("ends", [b"", b"connection: close\r\n"])
+async def test_what_came_whole_is_answered_whatever_comes_behind_it(
+    address: Address, answering: asyncio.Event, behind: bytes, ends: bytes
+) -> None:
+    reader, writer = await connected(address)
+    writer.write(b"POST /waits HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nfirst")
+    writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\n%scontent-length: 6\r\n\r\nsecond" % ends + behind)
+    await asyncio.sleep(0.1)
+    writer.write(b"more of it")
+    answering.set()
+    for body in (b"first", b"second"):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.readexactly(len(body)) == body
+    assert await ended(reader) == b""
     await assert_served(address)
 
 
