@@ -8,13 +8,20 @@ import http.client
 import json
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
+import redis.asyncio as redis
 from gateway_cluster import MODEL, Cluster
 from gateway_fuzzing import TIMEOUT_S, Judge, assert_nothing_stays, sampled
 
+from gateway.accounts.allowance import ApiKey, digest_of, new_key, new_key_id
+from gateway.accounts.register import Register
 from gateway.app import GatewayServer
+from springtide.ids import new_id
+from springtide.process import ProcessArguments
+from tests.support.waiting import until
 
 TALK = [{"role": "user", "content": "Say it."}]
 BODIES = {
@@ -63,8 +70,12 @@ ANYWHERE = [b"", b"x", b"0", b"-1", b"null", b"\xff\xfe", "é🙂".encode(), b"\
 """Values of any header."""
 
 
-def fuzz_headers(host: str, judge: Judge) -> None:
-    """Each with a request of some API, on a connection of its own."""
+CREDENTIALS = ("authorization", "x-api-key", "x-goog-api-key")
+
+
+def fuzz_headers(host: str, judge: Judge, key: str = "") -> None:
+    """Each with a request of some API, on a connection of its own. With a key every request has it, save those whose header is one in which
+    keys come: they are strangers'."""
     requests = [
         *(("POST", path, json.dumps(body).encode()) for path, body in BODIES.items()),
         ("GET", "/v1/models", b""),
@@ -74,7 +85,10 @@ def fuzz_headers(host: str, judge: Judge) -> None:
     for method, path, body, name, value in sampled(cases, "headers"):
         connection = http.client.HTTPConnection(host, timeout=TIMEOUT_S)
         connection.putrequest(method, path, skip_host=name == "host", skip_accept_encoding=True)
-        said = {"content-type": b"application/json", "content-length": b"%d" % len(body), name: value}
+        known = {"authorization": b"Bearer " + key.encode()} if key else {}
+        said = {**known, "content-type": b"application/json", "content-length": b"%d" % len(body), name: value}
+        if name in CREDENTIALS[1:]:
+            said.pop("authorization", None)
         for each in said.items():
             connection.putheader(*each)
         connection.endheaders(body)
@@ -82,6 +96,8 @@ def fuzz_headers(host: str, judge: Judge) -> None:
         try:
             reply = connection.getresponse()
             judge.take(what, reply.status, reply.read())
+            if key and name in CREDENTIALS and reply.status not in (400, 401):
+                judge.failures.append(f"{what}: {reply.status}, and nobody knows who that is")
         except http.client.HTTPException as error:
             judge.failures.append(f"{what}: {error!r}")
         finally:
@@ -176,6 +192,22 @@ async def test_any_header_and_any_name(gateway: GatewayServer, cluster: Cluster,
     await asyncio.to_thread(fuzz, gateway.http_address, judge)
     judge.done()
     await assert_nothing_stays(gateway, cluster)
+
+
+async def test_any_header_where_only_keys_are_let_in(arguments: ProcessArguments, cluster: Cluster, valkey_url: str) -> None:
+    config, key = arguments.config.model_copy(update={"cluster": new_id("cluster")}), new_key()
+    async with redis.Redis.from_url(valkey_url) as client:
+        await Register(client, config.cluster).add_key(digest_of(key), ApiKey(new_key_id(), "acme"))
+    gateway = GatewayServer(replace(arguments, config=config), cluster.conductor.address)
+    await gateway.start()
+    try:
+        judge = Judge()
+        await asyncio.to_thread(fuzz_headers, gateway.http_address, judge, key)
+        judge.done()
+        assert judge.statuses[401] > 5 and judge.statuses[200] > 5
+    finally:
+        await gateway.close()
+    await until(lambda: cluster.idle)
 
 
 async def test_any_form_of_a_file(gateway: GatewayServer, cluster: Cluster) -> None:
