@@ -32,7 +32,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 OPENAI_ERROR = ("message", "type", "param", "code")
 LEAST_ANSWERS = 5
 BUDGET_S = 4.0
-"""For each kind of request; what is drawn after it is not sent."""
+"""For each kind of request; what is drawn after it, and after the least answers, is not sent."""
 SHARDS = 4
 EXAMPLES = MORE or 10
 """Of each operation and mode, twice where it has a body: the same ones each time, or with FUZZ_EXAMPLES so many others."""
@@ -146,7 +146,7 @@ class Fuzz:
 
     @property
     def over(self) -> bool:
-        return time.monotonic() > self._until
+        return time.monotonic() > self._until and min(self.statuses[200], self.statuses[400]) >= LEAST_ANSWERS
 
     def judge(self, status: int, content: bytes) -> None:
         """503 and 504 are the cluster's: it is refused here, or its deadline was too short."""
