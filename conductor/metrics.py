@@ -9,6 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.types.events import Decided, PrefillFinished, Scored
+from springtide.metrics import NamedSeries
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Reason, Rejection
 from springtide.telemetry import LATENCY_BUCKETS_S
@@ -68,6 +69,11 @@ LOAD_REPORTS = Counter("springtide_conductor_load_reports_total", "Load reports 
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
 ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts in flight.")
 HUNG = Gauge("springtide_conductor_hung_instances", "Instances that are silent or make no headway, and whose work others could do.")
+SILENCES = Counter(
+    "springtide_conductor_silences_total",
+    "Times that an engine or a store that was followed was lost because it was silent or made no headway.",
+    ["node_id", "role"],
+)
 TICK_SECONDS = Histogram(
     "springtide_conductor_tick_seconds",
     "Time of a look at the whole cluster, which is taken once a second.",
@@ -78,6 +84,14 @@ LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadershi
 LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])
 UNRECORDED_EVENTS = Counter("springtide_conductor_unrecorded_events_total", "Events after the end of a record that could not go on.")
 SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node_id"])
+
+
+_nodes = NamedSeries(256)
+
+
+def count_silence(node_id: str, role: str) -> None:
+    """Counts it. The series outlives the store's: it is lost with the silence, and that is when somebody looks."""
+    _nodes.counter(SILENCES, node_id, role).inc()
 
 
 def forget_node(node_id: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from conductor import metrics
 from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreStillHere, StoreWatched
 from conductor.server.report_queue import ReportQueue
 from conductor.server.runner import CoreRunner
@@ -103,6 +104,8 @@ class Watcher(ABC):
         logger.log(level, "%s %s at %s is not connected: %s", self.member.role, self.member.member_id, self.member.address, reason)
         if self.connected:
             self.connected = False
+            if self.hung:
+                metrics.count_silence(self.member.node_id or self.member.member_id, self.member.role)
             self._lost()
 
 

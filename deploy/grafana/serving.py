@@ -254,6 +254,16 @@ def conductor() -> dashboard.Dashboard:
                 bounds=((1, RED),),
             )
         )
+        .with_panel(
+            number(
+                "Silences",
+                "Times in the last hour that an engine or a store was lost because it was silent or made no headway; labels say which.",
+                COUNT,
+                Query("sum(increase(springtide_conductor_silences_total{@in}[1h])) or vector(0)"),
+                bounds=((1, YELLOW),),
+                decimals=0,
+            )
+        )
         .with_panel(number("Attempts in flight", "As the leader counts them.", COUNT, Query(led_total("springtide_conductor_attempts"))))
         .with_panel(
             number(

@@ -74,6 +74,7 @@ def test_series_of_nodes_that_are_gone_end() -> None:
     series: list[tuple[Counter, Callable[[str], None]]] = [
         (gateway_metrics.FAILED_ATTEMPTS, gateway_metrics.count_failed_attempt),
         (metrics.SNAPSHOTS_REQUESTED, _ask_and_lose),
+        (metrics.SILENCES, lambda node_id: metrics.count_silence(node_id, "store")),
     ]
     failed_before = sum(values(gateway_metrics.FAILED_ATTEMPTS))
     for counter, happen in series:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from conductor_nodes import Engine
 
 from conductor.core.types.events import Event, InstanceDown, InstanceUp, LoadReported
+from conductor.metrics import SILENCES
 from conductor.server.report_queue import Reporter, ReportQueue
 from conductor.server.runner import CoreRunner
 from conductor.server.silence import Silences
@@ -50,8 +51,14 @@ class NobodysTurn(ReportQueue):
             self.paused.add(reporter)
 
 
+def silences() -> float:
+    """That were counted of prefill engines, whichever had room for a series of their own."""
+    samples = (sample for family in SILENCES.collect() for sample in family.samples)
+    return sum(sample.value for sample in samples if sample.name.endswith("_total") and sample.labels["role"] == "prefill")
+
+
 async def test_an_engine_whose_turn_does_not_come_is_not_lost_for_being_unread_and_one_that_hangs_is() -> None:
-    engine, server, events, queue = Engine("p0", "prefill"), new_server(), Events(), NobodysTurn()
+    engine, server, events, queue, before = Engine("p0", "prefill"), new_server(), Events(), NobodysTurn(), silences()
     node_pb2_grpc.add_PrefillNodeServicer_to_server(engine, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -64,8 +71,10 @@ async def test_an_engine_whose_turn_does_not_come_is_not_lost_for_being_unread_a
         await until(lambda: events.count(LoadReported) >= 3)
         assert (events.count(InstanceUp), events.count(InstanceDown)) == (1, 0)
         engine.goes_on.clear()
+        assert silences() == before
         await until(lambda: events.count(InstanceDown))
         assert watcher.hung
+        assert silences() == before + 1
     finally:
         engine.goes_on.set()
         await watcher.stop()
