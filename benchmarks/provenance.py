@@ -24,6 +24,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "batches": _CLUSTER,
     "cluster": _CLUSTER,
     "conductor": ("springtide", "conductor", "gateway"),
+    "console": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),
     "caching": _CLUSTER,
     "engine": ("springtide", "engine"),

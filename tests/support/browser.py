@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -32,6 +32,8 @@ class Page:
         self._session = session
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._trace: list[Any] = []
+        self._trace_ended = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
     async def close(self) -> None:
@@ -81,6 +83,18 @@ class Page:
         answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
+    @asynccontextmanager
+    async def traced(self, categories: Iterable[str]) -> AsyncIterator[list[Any]]:
+        """The events of the browser's trace of what is done within, there once it is left."""
+        events: list[Any] = []
+        self._trace = events
+        self._trace_ended.clear()
+        await self.call("Tracing.start", traceConfig={"includedCategories": list(categories)})
+        yield events
+        await self.call("Tracing.end")
+        async with asyncio.timeout(_ANSWER_S):
+            await self._trace_ended.wait()
+
     async def _read(self) -> None:
         async for text in self._connection:
             message = json.loads(text)
@@ -102,6 +116,10 @@ class Page:
                 self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
                 self.requested.append(params["request"]["url"])
+            case "Tracing.dataCollected":
+                self._trace.extend(params["value"])
+            case "Tracing.tracingComplete":
+                self._trace_ended.set()
 
 
 class Browser:
