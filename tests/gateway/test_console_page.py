@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.console import CATEGORIES, KEEP_DRAWING, SCRIPT_LIMIT_MS, frames_of
 from conductor.core.types.events import InstanceDown
 from gateway.accounts.allowance import digest_of
 from gateway.app import GatewayServer
@@ -19,7 +21,7 @@ from springtide.config import ServerConfig
 from springtide.ids import InstanceId
 from springtide.process import ProcessArguments
 from tests.support.browser import CHROMIUM, Browser, Page, browser
-from tests.support.console_pictures import VIEWS, played, show
+from tests.support.console_pictures import STARTED, VIEWS, played, show
 from tests.support.played_cluster import PlayedCluster
 
 pytestmark = [
@@ -29,6 +31,7 @@ pytestmark = [
 AXE = "axe-core@4.14.1"
 MOST_HEAP_BYTES = 150 << 20
 MOST_ELEMENTS = 3000
+MANY_FRAMES = 20
 VIOLATIONS = "axe.run().then((report) => report.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
@@ -141,9 +144,15 @@ async def test_at_a_thousand_instances_the_page_stays_small(chromium: Browser) -
     cluster = PlayedCluster(500, 500, rate=50.0)
     cluster.play(20.0)
     async with played(cluster) as url, chromium.page(f"{url}/console") as page:
+        await page.until(STARTED)
+        await page.run(KEEP_DRAWING)
         for view in VIEWS:
-            await show(page, view)
+            async with page.traced(CATEGORIES) as events:
+                await show(page, view)
             assert await page.run("document.querySelectorAll('*').length") < MOST_ELEMENTS, view
+            cpu_ms = frames_of(events).cpu
+            assert len(cpu_ms) > MANY_FRAMES, view
+            assert np.percentile(cpu_ms, 99) < SCRIPT_LIMIT_MS, view
         await page.call("HeapProfiler.collectGarbage")
         assert await page.run("performance.memory.usedJSHeapSize") < MOST_HEAP_BYTES
         assert page.errors == []

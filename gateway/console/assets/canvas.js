@@ -1,21 +1,28 @@
 // A drawing of which the place under the pointer is explained.
 
 import { h } from "./format.js";
+import { soon } from "./frames.js";
 
 export class Canvas {
-  /** draw() is called whenever there is another width; explain(x, y) returns the elements that say what is there, or nothing. */
+  /** draw() is called soon after there is another width, or again() was; explain(x, y) returns the elements that say what is there, or nothing. */
   constructor(draw, explain) {
+    this.draw = draw;
     this.explain = explain;
+    /** As last told: to ask for it would have the browser lay out the page at once. */
+    this.width = 0;
     this.canvas = h("canvas", { role: "img" });
     this.tip = h(".tip", { hidden: true });
     this.element = h(".map", {}, this.canvas, this.tip);
     this.element.addEventListener("pointermove", (event) => this.point(event));
     this.element.addEventListener("pointerleave", () => (this.tip.hidden = true));
-    new ResizeObserver(draw).observe(this.element);
+    new ResizeObserver(([{ contentRect }]) => {
+      this.width = contentRect.width;
+      this.again();
+    }).observe(this.element);
   }
 
-  get width() {
-    return this.element.clientWidth;
+  again() {
+    soon(this, this.draw);
   }
 
   label(said) {

@@ -1,6 +1,7 @@
 // Lines over the last hour.
 
 import { clock, h, text } from "./format.js";
+import { soon } from "./frames.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 150;
@@ -28,6 +29,7 @@ export class Chart {
     this.format = format;
     this.buckets = [];
     this.goal = 0;
+    this.width = 0;
     this.svg = svg("svg", { role: "img", "aria-label": title });
     this.tip = h(".tip", { hidden: true });
     this.chart = h(".chart", {}, this.svg, this.tip);
@@ -41,7 +43,10 @@ export class Chart {
     this.key.append(...this.legend);
     this.chart.addEventListener("pointermove", (event) => this.point(event));
     this.chart.addEventListener("pointerleave", () => this.unpoint());
-    new ResizeObserver(() => this.draw()).observe(this.chart);
+    new ResizeObserver(([{ contentRect }]) => {
+      this.width = contentRect.width;
+      soon(this, () => this.draw());
+    }).observe(this.chart);
   }
 
   set(buckets, goal) {
@@ -53,11 +58,11 @@ export class Chart {
     }
     if (goal) text(this.goalKey.lastChild, goal.name);
     this.buckets = buckets;
-    this.draw();
+    soon(this, () => this.draw());
   }
 
   draw() {
-    const width = this.chart.clientWidth;
+    const { width } = this;
     if (!width) return;
     const parts = [];
     const values = this.series.map((one) => this.buckets.map(one.value));

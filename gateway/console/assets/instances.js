@@ -43,7 +43,7 @@ class PoolPanel {
     text(this.figures.waiting, count(pool.waiting));
     text(this.figures.slots, pool.slots ? share(pool.slots_used / pool.slots) : "–");
     this.canvas.label(`${this.role} pool as cells, shaded by load: mean ${share(pool.load.mean)}, highest ${share(pool.load.max)}; the table below has the figures`);
-    this.draw();
+    this.canvas.again();
   }
 
   draw() {

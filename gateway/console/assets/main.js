@@ -2,6 +2,7 @@
 
 import { again, follow, key, setKey, state } from "./feed.js";
 import { h, lasting, text } from "./format.js";
+import { soon } from "./frames.js";
 import { Instances } from "./instances.js";
 import { Overview } from "./overview.js";
 import { Pool } from "./pool.js";
@@ -18,7 +19,6 @@ const notice = document.getElementById("notice");
 let view = null;
 let trouble = "";
 let changes = new Set();
-let drawing = false;
 
 function route() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
@@ -43,7 +43,7 @@ function show() {
   }
   view = new VIEWS[name](id);
   main.replaceChildren(view.element);
-  view.update(state, new Set(["head", ...Object.keys(state.tables)]));
+  later(["head", ...Object.keys(state.tables)]);
 }
 
 function askForKey(refused) {
@@ -120,7 +120,7 @@ function health(head) {
 }
 
 function draw() {
-  drawing = false;
+  if (!state.head) return;
   const changed = changes;
   changes = new Set();
   drawStatus();
@@ -130,9 +130,7 @@ function draw() {
 
 function later(changed) {
   changed.forEach((name) => changes.add(name));
-  if (drawing) return;
-  drawing = true;
-  requestAnimationFrame(draw);
+  soon(draw, draw);
 }
 
 function theme(next) {

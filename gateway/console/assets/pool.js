@@ -54,7 +54,7 @@ export class Pool {
     if (!head.pools || (this.lines && !["stores", "prefixes", "caches"].some((name) => changed.has(name)))) return;
     this.block = head.block_tokens;
     this.now = head.taken_at;
-    const stores = [...tables.stores].sort(([one], [other]) => byName(one, other));
+    const stores = this.inOrder(tables.stores);
     const prefixes = [...tables.prefixes].sort(([, one], [, other]) => other.asks - one.asks);
     this.most = Math.max(1, ...prefixes.map(([, row]) => row.asks));
     const dram = stores.reduce((sum, [, row]) => sum + row[0], 0);
@@ -69,7 +69,13 @@ export class Pool {
     this.prefixes.set(prefixes, head.viewer.operator ? "None is asked for often just now." : "None of yours is asked for often just now.");
     this.stores.set(stores);
     this.caches.set([...tables.caches].sort(([, one], [, other]) => other.expires_at - one.expires_at));
-    this.draw();
+    this.canvas.again();
+  }
+
+  /** By their names, of which there are seldom others than before. */
+  inOrder(stores) {
+    if (!this.names || this.names.length !== stores.size || !this.names.every((name) => stores.has(name))) this.names = [...stores.keys()].sort(byName);
+    return this.names.map((name) => [name, stores.get(name)]);
   }
 
   /** Columns of several stores each where there are more stores than pixels. */

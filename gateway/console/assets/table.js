@@ -1,8 +1,11 @@
 // A table of any number of rows, of which only those in sight are made.
 
 import { byName, h, text } from "./format.js";
+import { soon } from "./frames.js";
 
 const BEYOND = 6;
+// That console.css lets it have, in pixels: to ask for its own would have the browser lay out the page at once.
+const TALLEST = 720;
 
 /**
  * columns: {name, width, narrow, number, wide, sort(row), draw(cell, row)}; on phones `wide` ones are left out, and others `narrow`. `label` says what the table is of.
@@ -14,6 +17,7 @@ export class Table {
     this.sorted = sorted;
     this.rows = [];
     this.pool = [];
+    this.scrolled = 0;
     this.narrow = matchMedia("(max-width: 600px)");
     this.narrow.addEventListener("change", () => this.layOut());
     this.heads = columns.map((column, place) => {
@@ -23,12 +27,11 @@ export class Table {
       return h(`.cell${column.number ? ".number" : ""}${column.wide ? ".wide" : ""}`, { role: "columnheader" }, name);
     });
     this.space = h(".space");
-    this.body = h(".body", { tabindex: "0", role: "rowgroup", "aria-label": `${label}, scrollable`, onscroll: () => this.draw() }, this.space);
+    this.body = h(".body", { tabindex: "0", role: "rowgroup", "aria-label": `${label}, scrollable`, onscroll: () => this.scroll() }, this.space);
     this.grid = h(".table", { role: "table", "aria-label": label }, h("", { role: "rowgroup" }, h(".head", { role: "row" }, ...this.heads)), this.body);
     this.nothing = h("p.empty", { hidden: true }, empty);
     this.element = h("", {}, this.grid, this.nothing);
     this.layOut();
-    new ResizeObserver(() => this.draw()).observe(this.body);
   }
 
   layOut() {
@@ -43,7 +46,17 @@ export class Table {
     this.set(this.rows);
   }
 
+  scroll() {
+    this.scrolled = this.body.scrollTop;
+    this.draw();
+  }
+
+  /** Shows these, soon. */
   set(rows, empty) {
+    soon(this, () => this.take(rows, empty));
+  }
+
+  take(rows, empty) {
     if (empty) text(this.nothing, empty);
     this.rows = this.sorted ? this.inOrder(rows) : rows;
     this.grid.hidden = !rows.length;
@@ -70,18 +83,25 @@ export class Table {
 
   draw() {
     if (!this.rows) return;
-    const first = Math.max(0, Math.floor(this.body.scrollTop / this.rowHeight) - BEYOND);
-    const height = this.body.clientHeight || 400;
-    const last = Math.min(this.rows.length, first + Math.ceil(height / this.rowHeight) + 2 * BEYOND);
+    // Fewer rows than were may have scrolled it back, of which it is not told before the next frame.
+    const scrolled = Math.min(this.scrolled, Math.max(0, this.rows.length * this.rowHeight - TALLEST));
+    const first = Math.max(0, Math.floor(scrolled / this.rowHeight) - BEYOND);
+    const last = Math.min(this.rows.length, first + Math.ceil(TALLEST / this.rowHeight) + 2 * BEYOND);
     while (this.pool.length < last - first) this.pool.push(this.makeRow());
     this.pool.forEach((row, place) => {
       const number = first + place;
       const shown = number < last;
-      row.element.hidden = !shown;
-      row.element.style.display = shown ? "" : "none";
+      if (row.shown !== shown) {
+        row.shown = shown;
+        row.element.hidden = !shown;
+        row.element.style.display = shown ? "" : "none";
+      }
       if (!shown) return;
-      row.element.style.top = `${number * this.rowHeight}px`;
-      row.element.setAttribute("aria-rowindex", number + 2);
+      if (row.number !== number) {
+        row.number = number;
+        row.element.style.top = `${number * this.rowHeight}px`;
+        row.element.setAttribute("aria-rowindex", number + 2);
+      }
       this.columns.forEach((column, at) => column.draw(row.cells[at], this.rows[number]));
     });
   }
