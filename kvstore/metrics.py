@@ -14,6 +14,11 @@ LOOKUPS = Counter("springtide_store_lookup_blocks_total", "Blocks looked for in 
 HITS = Counter("springtide_store_hit_blocks_total", "Blocks found in the index")
 LOOKUP_TOKENS = Counter("springtide_store_lookup_tokens_total", "Tokens of the blocks looked for")
 HIT_TOKENS = Counter("springtide_store_hit_tokens_total", "Tokens of the blocks found")
+REUSED_TOKENS = Counter(
+    "springtide_store_reused_tokens_total",
+    "Tokens that an attempt found: in this store's DRAM, on its SSD, or at other stores (remote), from which they came",
+    ["source"],
+)
 STORED = Counter("springtide_store_stored_blocks_total", "Blocks that entered the index", ["tier"])
 REMOVED = Counter("springtide_store_removed_blocks_total", "Blocks evicted", ["tier"])
 FETCHED_BYTES = Counter("springtide_store_fetched_bytes_total", "Bytes of prefix blocks read from peers")

@@ -19,7 +19,11 @@ PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass ov
 PASS_TOKENS = Histogram("springtide_prefill_pass_tokens", "Tokens of one pass", buckets=(1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 CHUNKS = Counter("springtide_prefill_chunks_total", "Chunks computed")
 TOKENS = Counter("springtide_prefill_tokens_total", "Prompt tokens computed")
-CACHED_TOKENS = Counter("springtide_prefill_cached_tokens_total", "Prompt tokens reused from the pool", ["source"])
+CACHED_TOKENS = Counter(
+    "springtide_prefill_cached_tokens_total",
+    "Prompt tokens reused from the pool: in the node's DRAM (local), or brought there from its SSD and other nodes (fetched)",
+    ["source"],
+)
 QUEUE_WAIT_SECONDS = Histogram(
     "springtide_prefill_queue_wait_seconds", "From the start of an attempt to its first pass", buckets=LATENCY_BUCKETS_S
 )

@@ -369,9 +369,9 @@ def pool() -> dashboard.Dashboard:
         .with_panel(
             graph(
                 "Tokens found, by where",
-                "In a second: in the own DRAM, in other nodes' and on the SSD.",
+                "In a second: in the own DRAM, on the own SSD, and at other nodes (remote).",
                 PER_SECOND,
-                [Query(rate("springtide_prefill_cached_tokens_total", "source"), "{{source}}")],
+                [Query(rate("springtide_store_reused_tokens_total", "source", "@at"), "{{source}}")],
                 stacked=True,
             )
         )

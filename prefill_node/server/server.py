@@ -164,4 +164,4 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
                 self.vllm.prefilled(update)
                 metrics.QUEUE_WAIT_SECONDS.observe(update.queue_ms / 1000)
                 metrics.CACHED_TOKENS.labels("local").inc(update.cached_tokens - update.remote_tokens)
-                metrics.CACHED_TOKENS.labels("remote").inc(update.remote_tokens)
+                metrics.CACHED_TOKENS.labels("fetched").inc(update.remote_tokens)

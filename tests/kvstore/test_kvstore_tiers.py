@@ -368,6 +368,26 @@ async def test_what_a_quota_pushes_out_is_on_the_ssd(start_here: StartHere) -> N
     assert stat.slots_free_or_spare > 0.5 * NUM_SLOTS and stat.ssd.missed == 0
 
 
+async def test_what_is_found_is_counted_by_where_it_was(start_here: StartHere) -> None:
+    _, engine = await start_here("prefill-0")
+    _, peer = await start_here("prefill-1")
+    longer = keys_of(0, *range(1, CHAIN), 7, 8, 9)
+    await peer.cache(longer)
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+
+    def counted() -> list[float]:
+        return [
+            REGISTRY.get_sample_value("springtide_store_reused_tokens_total", {"source": each}) or 0.0 for each in ("dram", "ssd", "remote")
+        ]
+
+    before = counted()
+    assert await fetched(engine, longer, [peer.as_source(longer)]) == (0, CHAIN + 3)
+    assert await fetched(engine, longer) == (CHAIN + 3, CHAIN + 3)
+    blocks = [(now - then) / SPEC.block_tokens for now, then in zip(counted(), before, strict=True)]
+    assert blocks == [CHAIN + 3, CHAIN, 3]
+
+
 async def test_evicted_means_from_the_ssd_too(start: Starter, ssd: dict[str, object]) -> None:
     store, engine = await start("prefill-0", **ssd)
     await fill(engine, range(10))

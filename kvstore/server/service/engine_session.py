@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from kvstore import metrics
 from kvstore.core.results import UnknownAttempt
 from kvstore.link import engine_identity
 from kvstore.server.service.fencing import EngineFencing
@@ -130,6 +131,7 @@ class EngineSession:
             command.leave_available,
             command.leave_in_quota,
         )
+        metrics.REUSED_TOKENS.labels("dram").inc(acquired.local_blocks * self._shared.options.spec.block_tokens)
         elsewhere = [source for source in command.sources if source.node_id != self._shared.options.node_id]
         most = min(command.max_reused_blocks, len(keys))
         ssd_blocks = self._on_ssd(keys[:most], acquired.local_blocks, command)

@@ -111,9 +111,14 @@ class PrefixFetch:
             valid = await self._read_ssd(self._shared.ssd, first, slots[: self._ssd_blocks - first])
             if valid < self._ssd_blocks and not self._cancelled.is_set() and not self._late:
                 end = min(await self._open_anew(valid), end)
+        from_ssd = valid
         if valid < end and not self._late:
-            from_ssd, valid = valid, await self._read.run(valid, slots[valid - first : end - first], self._arrived)
+            valid = await self._read.run(valid, slots[valid - first : end - first], self._arrived)
             metrics.FETCHED_BLOCKS.inc(valid - from_ssd)
+        if not self._late:
+            block_tokens = self._shared.options.spec.block_tokens
+            metrics.REUSED_TOKENS.labels("ssd").inc((from_ssd - first) * block_tokens)
+            metrics.REUSED_TOKENS.labels("remote").inc((valid - from_ssd) * block_tokens)
         return valid
 
     async def _read_ssd(self, ssd: Ssd, first: int, slots: Sequence[Slot]) -> int:
