@@ -148,7 +148,8 @@ class PrefillAttempt:
             queue_ms=(self.first_pass_at - self.arrived_at) * 1000,
             compute_ms=self.compute_ms,
             fetch_ms=self.fetch_ms if fetched_blocks > 0 else 0.0,
-            fetch_wait_ms=self.fetch_wait_ms,
+            # A pass hears a little later than this process that all is here.
+            fetch_wait_ms=min(self.fetch_wait_ms, self.fetch_ms) if fetched_blocks > 0 else self.fetch_wait_ms,
             prompt_logprobs=None if self.num_top is None else PromptLogprobs.joined(self.scores),
             times=None if self.tally is None else self.tally.times(now, self.acquired_at, self.asked_at, fetched_blocks * bytes_per_block),
         )

@@ -87,15 +87,30 @@ async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, Sched
     assert (await third).rejection.message == "c" and (slow.calls, stream.failed) == (1, False)
 
 
-async def test_who_is_cancelled_before_it_was_sent_asks_nothing(conductor: tuple[Slow, ScheduleStream]) -> None:
+async def test_who_is_cancelled_before_it_was_sent_asks_nothing(
+    conductor: tuple[Slow, ScheduleStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, stream = conductor
+    write, may_write, writing = stream._call.write, asyncio.Event(), list[ScheduleQuestion]()
+
+    async def slowly(question: ScheduleQuestion) -> None:
+        writing.append(question)
+        await may_write.wait()
+        await write(question)
+
+    monkeypatch.setattr(stream._call, "write", slowly)
+    first = ask(stream, "first")
+    await until(lambda: bool(writing))
     early = ask(stream, "a")
-    await asyncio.sleep(0)
+    await until(lambda: len(stream._waiting) == 2)
     early.cancel()
     later = ask(stream, "b")
-    await until(lambda: bool(slow.asked))
-    slow.answer(slow.asked[-1])
-    assert (await later).rejection.message == "b" and slow.calls == 1
+    await until(lambda: early.done() and len(stream._waiting) == 2)
+    may_write.set()
+    await until(lambda: len(slow.asked) == 2)
+    for question in slow.asked:
+        slow.answer(question)
+    assert ((await first).rejection.message, (await later).rejection.message) == ("first", "b") and slow.calls == 1
 
 
 async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
