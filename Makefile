@@ -16,7 +16,7 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 	@exec $(BIN)/springtide up --die-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev lint ## every check and test
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" tests/e2e --durations 10 $(ARGS)
 	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
 
