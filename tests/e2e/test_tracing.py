@@ -36,6 +36,8 @@ def lose_prefix_at_prefill_nodes(cluster: Cluster) -> None:
 
     def known() -> bool:
         status = cluster.status()
+        if len(status.instances) < len(PREFILLS + DECODES):
+            return False
         return not any(cached_blocks(status, name) for name in PREFILLS) and any(cached_blocks(status, name) for name in DECODES)
 
     cluster.wait_until(known, "the Conductor to know")
