@@ -110,7 +110,7 @@ def test_a_prefill_group_with_each_stage_in_a_network_of_its_own_is_exact(
             cold, cached = ask(cluster, prompt), ask(cluster, prompt)
             cluster.lose_blocks_of_group()
             remote = ask(cluster, prompt)
-            fetched = cluster.metric("prefill", "springtide_prefill_cached_tokens_total", {"source": "remote"})
+            fetched = cluster.metric("prefill", "springtide_prefill_cached_tokens_total", {"source": "fetched"})
             first, again = [ask(cluster, other) for other in others], [ask(cluster, other) for other in others]
             read_bytes = cluster.metric("layer-store", "springtide_store_ssd_read_bytes_total")
     except Unavailable as why:

@@ -87,7 +87,7 @@ def test_a_group_over_several_machines_answers_as_transformers_do(head: Cluster,
     remote = ask(head, prompt)
     assert cold.token_ids == cached.token_ids == remote.token_ids == reference.greedy(prompt, OUTPUT_TOKENS)
     assert (cold.cached_tokens, cached.cached_tokens, remote.cached_tokens) == (0, 688, 688)
-    assert metric(head, CACHED, {"source": "remote"}) == 688
+    assert metric(head, CACHED, {"source": "fetched"}) == 688
 
 
 def test_what_a_group_loses_half_way_changes_no_token(head: Cluster, group: list[JoinedNode], reference: Reference) -> None:
