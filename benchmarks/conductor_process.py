@@ -198,7 +198,7 @@ class _Asker:
     """A gateway, whose attempts are over as soon as they are placed, so that the cluster stays as it is."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._conductor, self._stream = ConductorStub(channel), ScheduleStream(channel)
+        self._conductor, self._stream = ConductorStub(channel), ScheduleStream(channel, CREDENTIALS)
         self._number = 0
         self._prompts = {
             question.num_tokens: [b"".join(prompt_keys(prompt, question.num_tokens)) for prompt in range(PROMPTS)] for question in QUESTIONS

@@ -477,7 +477,7 @@ class ConductorPeer:
             self._abandon(self._stream.channel)
         channel = self._connected()
         if self._stream is None:
-            self._stream = ScheduleStream(channel)
+            self._stream = ScheduleStream(channel, self._credentials)
         return self._stream
 
     def _unanswered(self, why: str | None) -> Unavailable:

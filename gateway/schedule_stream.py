@@ -1,15 +1,17 @@
-"""Questions to one Conductor, over one call."""
+"""Questions to one Conductor, over one connection."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
+from springtide.credentials import OPEN, Credentials
+from springtide.rpc import frames
+from springtide.rpc.conductor_pb2 import GetScheduleAddressRequest, ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -28,15 +30,15 @@ class Unanswered(Exception):
 class ScheduleStream:
     """Any number of questions at a time. Whoever asks may be cancelled: its answer is then nobody's. Needs a running event loop."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, credentials: Credentials = OPEN) -> None:
+        """`channel` is asked where the Conductor is to be asked."""
         self.channel = channel
-        self._call = ConductorStub(channel).Schedule()
+        self._credentials = credentials
         self._numbers = itertools.count()
-        self._unsent: asyncio.Queue[ScheduleQuestion] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[ScheduleReply]] = {}
         self._failure: Unanswered | None = None
-        self._sending = asyncio.create_task(self._send())
-        self._receiving = asyncio.create_task(self._receive())
+        self._connection: frames.Frames | None = None
+        self._connecting = asyncio.create_task(self._connect())
 
     @property
     def failed(self) -> bool:
@@ -45,58 +47,65 @@ class ScheduleStream:
 
     async def ask(self, request: ScheduleRequest, timeout_s: float) -> ScheduleReply:
         """Raises Unanswered."""
-        if self._failure is not None:
-            raise Unanswered(str(self._failure), self._failure.lost)
-        number = next(self._numbers)
-        self._waiting[number] = answered = asyncio.get_running_loop().create_future()
-        self._unsent.put_nowait(ScheduleQuestion(number=number, request=request))
+        number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = answered
         try:
             async with asyncio.timeout(timeout_s):
+                if self._connection is None:
+                    await asyncio.wait([self._connecting])
+                if self._failure is not None:
+                    raise Unanswered(str(self._failure), self._failure.lost)
+                assert self._connection is not None
+                self._connection.send(ScheduleQuestion(number=number, request=request).SerializeToString())
                 reply: ScheduleReply = await answered
                 return reply
         except TimeoutError:
             raise Unanswered(f"nothing came for {timeout_s:g} s", lost=True) from None
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(number).cancel()
 
     async def close(self, grace_s: float) -> None:
         """Takes no more questions; those that wait may be answered for so long."""
-        give_up_at = asyncio.get_running_loop().time() + grace_s
-        self._failure = self._failure or Unanswered("its connection was given up", lost=True)
-        while self._waiting and not self._receiving.done() and (left_s := give_up_at - asyncio.get_running_loop().time()) > 0:
-            due: list[asyncio.Future[Any]] = [*self._waiting.values(), self._receiving]
-            await asyncio.wait(due, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + grace_s
+        given_up = Unanswered("its connection was given up", lost=True)
+        self._failure = self._failure or given_up
+        while self._waiting and (left_s := give_up_at - loop.time()) > 0:
+            await asyncio.wait(list(self._waiting.values()), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)  # who was answered says so
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        self._connecting.cancel()
+        await asyncio.wait([self._connecting])
+        self._lose(given_up)
 
-    async def _send(self) -> None:
-        """One after the other, and by nobody who may be cancelled in the middle: that would end the call."""
-        while True:
-            question = await self._unsent.get()
-            if question.number in self._waiting:
-                await self._call.write(question)
-
-    async def _receive(self) -> None:
-        failure = Unanswered("it has ended the call", lost=True)
+    async def _connect(self) -> None:
         try:
-            async for answer in self._call:
-                self._take(answer)
+            where = await ConductorStub(self.channel).GetScheduleAddress(GetScheduleAddressRequest())
+            self._connection = await frames.connect(where.address, frames.SCHEDULE, self._credentials, self._take, self._went)
         except grpc.aio.AioRpcError as error:
-            failure = Unanswered(error.details() or error.code().name, error.code() in LOST)
+            self._lose(Unanswered(error.details() or error.code().name, error.code() in LOST))
+        except (OSError, ValueError, OverflowError) as error:  # there may be no such address
+            self._lose(Unanswered(str(error), lost=True))
         except asyncio.CancelledError:
             # By `close`, or since the channel was closed.
-            failure = Unanswered("its connection was given up", lost=True)
-        finally:
-            self._failure = self._failure or failure
-            self._call.cancel()
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-            for answered in self._waiting.values():
-                if not answered.done():
-                    answered.set_exception(Unanswered(str(failure), failure.lost))
+            self._lose(Unanswered("its connection was given up", lost=True))
 
-    def _take(self, answer: ScheduleAnswer) -> None:
+    def _went(self, connection: frames.Frames, why: str) -> None:
+        self._lose(Unanswered(why, lost=True))
+
+    def _lose(self, failure: Unanswered) -> None:
+        self._failure = self._failure or failure
+        if self._connection is not None:
+            self._connection.transport.abort()
+        for answered in self._waiting.values():
+            if not answered.done():
+                answered.set_exception(Unanswered(str(failure), failure.lost))
+                answered.exception()  # whoever asked may wait for the connection still
+
+    def _take(self, connection: frames.Frames, message: bytes) -> None:
+        try:
+            answer = ScheduleAnswer.FromString(message)
+        except DecodeError:
+            raise ConnectionError("its answers make no sense") from None
         answered = self._waiting.get(answer.number)
         if answered is None or answered.done():
             return

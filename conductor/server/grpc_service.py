@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
@@ -26,6 +27,7 @@ from springtide.protocol.instances import HungInstances, Role
 from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc.frames import Frames
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
 
     def __init__(self, runner: CoreRunner, leadership: Leadership, model_name: str, log_decisions_every: int = 0) -> None:
         self._log_decisions_every = log_decisions_every
+        self.schedule_address = ""
+        """host:port where `take` answers."""
         self._runner = runner
         self._leadership = leadership
         self._model_name = model_name
@@ -53,16 +57,35 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         context: grpc.aio.ServicerContext[conductor_pb2.ScheduleQuestion, conductor_pb2.ScheduleAnswer],
     ) -> AsyncIterator[conductor_pb2.ScheduleAnswer]:
         async for question in questions:
-            try:
-                reply = self._schedule(wire.SCHEDULE.decode(question.request))
-                yield conductor_pb2.ScheduleAnswer(number=question.number, reply=wire.SCHEDULE_REPLY.encode(reply))
-                self._runner.history.explain()  # nobody waits for it
-            except (ValueError, InvalidRequest) as error:
-                yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=str(error))
-            except Exception as error:
-                # Others wait for answers over the same call.
-                logger.exception("no answer to the question about %s", question.request.attempt_id)
-                yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"it has failed: {type(error).__name__}")
+            yield self._answer(question)
+            self._runner.history.explain()  # nobody waits for it
+
+    def take(self, connection: Frames, message: bytes) -> None:
+        """Answers a question that came over a plain connection, before anything else has its turn."""
+        try:
+            question = conductor_pb2.ScheduleQuestion.FromString(message)
+        except DecodeError:
+            raise ConnectionError("no question came") from None
+        connection.send(self._answer(question).SerializeToString())
+        self._runner.history.explain()
+
+    def _answer(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
+        try:
+            reply = self._schedule(wire.SCHEDULE.decode(question.request))
+            return conductor_pb2.ScheduleAnswer(number=question.number, reply=wire.SCHEDULE_REPLY.encode(reply))
+        except (ValueError, InvalidRequest) as error:
+            return conductor_pb2.ScheduleAnswer(number=question.number, refusal=str(error))
+        except Exception as error:
+            # Others wait for answers over the same connection.
+            logger.exception("no answer to the question about %s", question.request.attempt_id)
+            return conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"it has failed: {type(error).__name__}")
+
+    async def GetScheduleAddress(
+        self,
+        request: conductor_pb2.GetScheduleAddressRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.GetScheduleAddressRequest, conductor_pb2.ScheduleAddress],
+    ) -> conductor_pb2.ScheduleAddress:
+        return conductor_pb2.ScheduleAddress(address=self.schedule_address)
 
     def _schedule(self, asked: scheduling.Schedule) -> ScheduleReply:
         """Raises ValueError, naming the field, when it makes no sense here."""

@@ -30,6 +30,7 @@ from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, observation_pb2, observation_pb2_grpc
 from springtide.rpc.channels import listen, new_server
+from springtide.rpc.frames import SCHEDULE, FrameServer
 from springtide.rpc.health import add_health_and_reflection
 from springtide.telemetry import serve_metrics
 
@@ -66,6 +67,7 @@ class ConductorServer:
             self._membership, self._runner, config.conductor.lease_s, config.silence_s, model_info.fingerprint, self._credentials
         )
         self._grpc = new_server(self._credentials)
+        self._frames: FrameServer | None = None
 
     async def start(self) -> str:
         """Serves and announces itself; returns its gRPC host:port."""
@@ -75,6 +77,8 @@ class ConductorServer:
         self._leadership = self._stand(address)
         self._orders = Orders(self._runner, self._leadership, self._credentials)
         service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
+        self._frames = FrameServer(SCHEDULE, self._credentials, service.take)
+        service.schedule_address = await self._frames.start(host)
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
         observer = ObserverService(self._runner, self._leadership, name, self._incarnation)
         observation_pb2_grpc.add_ObserverServicer_to_server(observer, self._grpc)
@@ -112,6 +116,8 @@ class ConductorServer:
         if self._orders is not None:
             await self._orders.close()
         await self._membership.close()
+        if self._frames is not None:
+            await self._frames.close()
         await self._grpc.stop(_GRACE_S)
         if self._record is not None:
             await asyncio.to_thread(self._record.close)

@@ -64,6 +64,16 @@ class ScheduleAnswer(_message.Message):
     refusal: str
     def __init__(self, number: _Optional[int] = ..., reply: _Optional[_Union[ScheduleReply, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
+class GetScheduleAddressRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScheduleAddress(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
 class ScheduleRequest(_message.Message):
     __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch", "whole_prompt")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]

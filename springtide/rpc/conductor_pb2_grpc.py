@@ -39,6 +39,11 @@ class ConductorStub:
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
                 _registered_method=True)
+        self.GetScheduleAddress = channel.unary_unary(
+                '/springtide.v1.Conductor/GetScheduleAddress',
+                request_serializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.FromString,
+                _registered_method=True)
         self.Advance = channel.unary_unary(
                 '/springtide.v1.Conductor/Advance',
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.AdvanceRequest.SerializeToString,
@@ -67,6 +72,13 @@ class ConductorServicer:
     def Schedule(self, request_iterator, context):
         """The questions of one gateway, over one call for as long as both live: a call for each would cost more than most answers do. Each is
         answered once, in whatever order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetScheduleAddress(self, request, context):
+        """Where the same is asked over a plain connection, as gateways do: for a fifth of what it costs over gRPC.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +119,11 @@ def add_ConductorServicer_to_server(servicer, server):
                     servicer.Schedule,
                     request_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.FromString,
                     response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.SerializeToString,
+            ),
+            'GetScheduleAddress': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScheduleAddress,
+                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.SerializeToString,
             ),
             'Advance': grpc.unary_unary_rpc_method_handler(
                     servicer.Advance,
@@ -156,6 +173,33 @@ class Conductor:
             '/springtide.v1.Conductor/Schedule',
             springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
             springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScheduleAddress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Conductor/GetScheduleAddress',
+            springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.SerializeToString,
+            springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from springtide.protocol.outputs import PromptLogprobs, SampledToken, TokenLogpr
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
+from tests.support.frames import asked
 
 MODEL = "demo-model"
 EOS = 2
@@ -109,22 +110,26 @@ class Cluster:
 
 
 @asynccontextmanager
-async def serving(conductor: conductor_pb2_grpc.ConductorServicer) -> AsyncIterator[str]:
-    """Serves it for as long as the context lasts, at this address."""
-    server = new_server()
-    conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(None)
+async def serving(conductor: conductor_pb2_grpc.ConductorServicer, where: Callable[..., Any] | None = None) -> AsyncIterator[str]:
+    """Serves it for as long as the context lasts, at this address. `where` answers where it is to be asked."""
+    async with asked(conductor):
+        if where is not None:
+            setattr(conductor, "GetScheduleAddress", where)  # noqa: B010
+        server = new_server()
+        conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            yield address
+        finally:
+            await server.stop(None)
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._server = new_server()
+        self._asked = AsyncExitStack()
         self.address = ""
         self.ready = True
         self.rejections: list[conductor_pb2.Rejection] = []
@@ -142,11 +147,13 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = new_server()
+        await self._asked.enter_async_context(asked(self))
         conductor_pb2_grpc.add_ConductorServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         await self._server.start()
 
     async def stop(self) -> None:
+        await self._asked.aclose()
         await self._server.stop(None)
 
     def phases(self, attempt_id: str) -> list[int]:

@@ -25,7 +25,7 @@ class Slow(conductor_pb2_grpc.ConductorServicer):
 
     def __init__(self) -> None:
         self.asked: list[ScheduleQuestion] = []
-        self.answers: asyncio.Queue[ScheduleAnswer | grpc.StatusCode | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[ScheduleAnswer | None] = asyncio.Queue()
         self.calls = 0
 
     async def Schedule(self, questions: AsyncIterator[ScheduleQuestion], context: Any) -> AsyncIterator[ScheduleAnswer]:
@@ -38,8 +38,6 @@ class Slow(conductor_pb2_grpc.ConductorServicer):
         listening = asyncio.create_task(listen())
         try:
             while (answer := await self.answers.get()) is not None:
-                if isinstance(answer, grpc.StatusCode):
-                    await context.abort(answer, "so it is")
                 yield answer
         finally:
             listening.cancel()
@@ -87,30 +85,16 @@ async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, Sched
     assert (await third).rejection.message == "c" and (slow.calls, stream.failed) == (1, False)
 
 
-async def test_who_is_cancelled_before_it_was_sent_asks_nothing(
-    conductor: tuple[Slow, ScheduleStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_is_cancelled_before_there_is_a_connection_asks_nothing(conductor: tuple[Slow, ScheduleStream]) -> None:
     slow, stream = conductor
-    write, may_write, writing = stream._call.write, asyncio.Event(), list[ScheduleQuestion]()
-
-    async def slowly(question: ScheduleQuestion) -> None:
-        writing.append(question)
-        await may_write.wait()
-        await write(question)
-
-    monkeypatch.setattr(stream._call, "write", slowly)
-    first = ask(stream, "first")
-    await until(lambda: bool(writing))
     early = ask(stream, "a")
-    await until(lambda: len(stream._waiting) == 2)
+    await asyncio.sleep(0)
     early.cancel()
     later = ask(stream, "b")
-    await until(lambda: early.done() and len(stream._waiting) == 2)
-    may_write.set()
-    await until(lambda: len(slow.asked) == 2)
-    for question in slow.asked:
-        slow.answer(question)
-    assert ((await first).rejection.message, (await later).rejection.message) == ("first", "b") and slow.calls == 1
+    await until(lambda: bool(slow.asked))
+    slow.answer(slow.asked[-1])
+    assert (await later).rejection.message == "b" and slow.calls == 1
+    assert [question.request.attempt_id for question in slow.asked] == ["b"]
 
 
 async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
@@ -124,21 +108,34 @@ async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[
     assert not refused.value.lost and (await second).rejection.message == "b"
 
 
-@pytest.mark.parametrize(("ends", "lost"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.INTERNAL, False), (None, True)])
-async def test_all_that_wait_are_lost_with_the_call(
-    conductor: tuple[Slow, ScheduleStream], ends: grpc.StatusCode | None, lost: bool
-) -> None:
+async def test_all_that_wait_are_lost_with_the_connection(conductor: tuple[Slow, ScheduleStream]) -> None:
     slow, stream = conductor
     asking = [ask(stream, name) for name in "abc"]
     await until(lambda: len(slow.asked) == 3)
-    slow.answers.put_nowait(ends)
+    slow.answers.put_nowait(None)
     for task in asking:
         with pytest.raises(Unanswered) as unanswered:
             await task
-        assert unanswered.value.lost is lost
+        assert unanswered.value.lost
     assert stream.failed
     with pytest.raises(Unanswered):
         await stream.ask(ScheduleRequest(), SOON_S)
+
+
+@pytest.mark.parametrize(("code", "lost"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.INTERNAL, False)])
+async def test_who_is_not_told_where_to_ask_is_answered_why(code: grpc.StatusCode, lost: bool) -> None:
+    async def where(request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> None:
+        await context.abort(code, "so it is")
+
+    slow = Slow()
+    async with serving(slow, where) as address, connect(address) as channel:
+        stream = ScheduleStream(channel)
+        asking = [ask(stream, name) for name in "abc"]
+        for task in asking:
+            with pytest.raises(Unanswered, match="so it is") as unanswered:
+                await task
+            assert unanswered.value.lost is lost
+        assert stream.failed and not slow.asked
 
 
 async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, ScheduleStream]) -> None:
@@ -162,11 +159,17 @@ async def test_an_end_waits_no_longer_than_it_is_allowed(conductor: tuple[Slow, 
         await asking
 
 
-async def test_a_channel_that_is_closed_ends_the_waiting(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    asking = ask(stream, "a")
-    await until(lambda: len(slow.asked) == 1)
-    await stream.channel.close(None)
-    with pytest.raises(Unanswered) as unanswered:
-        await asking
-    assert unanswered.value.lost
+async def test_a_channel_that_is_closed_before_there_is_a_connection_ends_the_waiting() -> None:
+    never = asyncio.Event()
+
+    async def where(request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> None:
+        await never.wait()
+
+    async with serving(Slow(), where) as address, connect(address) as channel:
+        stream = ScheduleStream(channel)
+        asking = ask(stream, "a")
+        await asyncio.sleep(0.1)
+        await channel.close(None)
+        with pytest.raises(Unanswered) as unanswered:
+            await asking
+        assert unanswered.value.lost
