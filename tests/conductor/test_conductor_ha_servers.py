@@ -76,6 +76,8 @@ class Conductor:
         """As on SIGKILL: it answers no more, and its lease runs out."""
         self._running.cancel()
         await asyncio.wait([self._running])
+        assert self._server._frames is not None
+        await self._server._frames.close()
         await self._server._grpc.stop(None)
 
     async def status(self) -> conductor_pb2.ClusterStatus:
