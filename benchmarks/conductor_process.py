@@ -255,5 +255,5 @@ class _Asker:
         assert reply.HasField("assignment"), reply
         failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.PHASE_FAILED)
         reports = [conductor_pb2.AttemptReport(progress=failed)]
-        await self._conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="asker", reports=reports))
+        await self._stream.advance(conductor_pb2.AdvanceRequest(gateway_id="asker", reports=reports), ANSWER_S)
         return seconds

@@ -31,7 +31,12 @@ class DecidesNothing(conductor_pb2_grpc.ConductorServicer):
 
     def take(self, connection: Frames, message: bytes) -> None:
         question = conductor_pb2.ScheduleQuestion.FromString(message)
-        connection.send(conductor_pb2.ScheduleAnswer(number=question.number, reply=self._reply(question.request)).SerializeToString())
+        answer = conductor_pb2.ScheduleAnswer(number=question.number)
+        if question.HasField("advance"):
+            answer.advanced.SetInParent()
+        else:
+            answer.reply.CopyFrom(self._reply(question.request))
+        connection.send(answer.SerializeToString())
 
     async def GetScheduleAddress(self, request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> conductor_pb2.ScheduleAddress:
         return conductor_pb2.ScheduleAddress(address=self.schedule_address)
@@ -53,9 +58,6 @@ class DecidesNothing(conductor_pb2_grpc.ConductorServicer):
             refusable=False,
         )
         return wire.SCHEDULE_REPLY.encode(ScheduleReply(assignment))
-
-    async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
-        return conductor_pb2.AdvanceReply()
 
 
 async def serve(cluster: str) -> None:

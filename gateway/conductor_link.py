@@ -384,16 +384,7 @@ class ConductorPeer:
 
     async def schedule(self, request: Schedule) -> ScheduleReply:
         """Raises Unavailable when it cannot be asked or does not answer; ValueError when its answer makes no sense."""
-        stream = self._asking()
-        try:
-            reply = await stream.ask(wire.SCHEDULE.encode(request), CALL_TIMEOUT_S)
-        except Unanswered as error:
-            if error.lost:
-                self._note_reachable(False)
-                self._abandon(stream.channel)
-            raise self._unanswered(str(error)) from None
-        self._note_reachable(True)
-        return wire.SCHEDULE_REPLY.decode(reply)
+        return wire.SCHEDULE_REPLY.decode(await self._told(lambda stream: stream.ask(wire.SCHEDULE.encode(request), CALL_TIMEOUT_S)))
 
     async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""
@@ -446,6 +437,19 @@ class ConductorPeer:
         channel = self._connected()
         with self._answered(channel):
             reply = await call(ConductorStub(channel))
+        self._note_reachable(True)
+        return reply
+
+    async def _told(self, tell: Callable[[ScheduleStream], Awaitable[ReplyT]]) -> ReplyT:
+        """Raises Unavailable."""
+        stream = self._asking()
+        try:
+            reply = await tell(stream)
+        except Unanswered as error:
+            if error.lost:
+                self._note_reachable(False)
+                self._abandon(stream.channel)
+            raise self._unanswered(str(error)) from None
         self._note_reachable(True)
         return reply
 
@@ -544,10 +548,10 @@ class ConductorPeer:
             await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
-        await self._ask(lambda stub: stub.Advance(request, timeout=CALL_TIMEOUT_S))
+        await self._told(lambda stream: stream.advance(request, CALL_TIMEOUT_S))
 
     async def _renewal(self, request: conductor_pb2.RenewRequest) -> None:
-        await self._ask(lambda stub: stub.Renew(request, timeout=CALL_TIMEOUT_S))
+        await self._told(lambda stream: stream.renew(request, CALL_TIMEOUT_S))
 
 
 async def _closed(channel: grpc.aio.Channel, stream: ScheduleStream | None, grace_s: float | None) -> None:

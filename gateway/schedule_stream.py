@@ -11,7 +11,15 @@ from google.protobuf.message import DecodeError
 
 from springtide.credentials import OPEN, Credentials
 from springtide.rpc import frames
-from springtide.rpc.conductor_pb2 import GetScheduleAddressRequest, ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
+from springtide.rpc.conductor_pb2 import (
+    AdvanceRequest,
+    GetScheduleAddressRequest,
+    RenewRequest,
+    ScheduleAnswer,
+    ScheduleQuestion,
+    ScheduleReply,
+    ScheduleRequest,
+)
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -35,7 +43,7 @@ class ScheduleStream:
         self.channel = channel
         self._credentials = credentials
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[ScheduleReply]] = {}
+        self._waiting: dict[int, asyncio.Future[ScheduleAnswer]] = {}
         self._failure: Unanswered | None = None
         self._connection: frames.Frames | None = None
         self._connecting = asyncio.create_task(self._connect())
@@ -46,7 +54,16 @@ class ScheduleStream:
         return self._failure is not None
 
     async def ask(self, request: ScheduleRequest, timeout_s: float) -> ScheduleReply:
-        """Raises Unanswered."""
+        """Raises Unanswered, as all that is told."""
+        return (await self._answered(ScheduleQuestion(request=request), timeout_s)).reply
+
+    async def advance(self, request: AdvanceRequest, timeout_s: float) -> None:
+        await self._answered(ScheduleQuestion(advance=request), timeout_s)
+
+    async def renew(self, request: RenewRequest, timeout_s: float) -> None:
+        await self._answered(ScheduleQuestion(renew=request), timeout_s)
+
+    async def _answered(self, question: ScheduleQuestion, timeout_s: float) -> ScheduleAnswer:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = answered
         try:
@@ -56,9 +73,10 @@ class ScheduleStream:
                 if self._failure is not None:
                     raise Unanswered(str(self._failure), self._failure.lost)
                 assert self._connection is not None
-                self._connection.send(ScheduleQuestion(number=number, request=request).SerializeToString())
-                reply: ScheduleReply = await answered
-                return reply
+                question.number = number
+                self._connection.send(question.SerializeToString())
+                answer: ScheduleAnswer = await answered
+                return answer
         except TimeoutError:
             raise Unanswered(f"nothing came for {timeout_s:g} s", lost=True) from None
         finally:
@@ -109,7 +127,7 @@ class ScheduleStream:
         answered = self._waiting.get(answer.number)
         if answered is None or answered.done():
             return
-        if answer.HasField("reply"):
-            answered.set_result(answer.reply)
-        else:
+        if answer.WhichOneof("outcome") in (None, "refusal"):
             answered.set_exception(Unanswered(answer.refusal or "its answer is none", lost=False))
+        else:
+            answered.set_result(answer)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -22,7 +22,6 @@ from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, GatewayId
 from springtide.protocol import scheduling, wire
 from springtide.protocol.attempts import LiveAttempt, Phase
-from springtide.protocol.codec import Decoder
 from springtide.protocol.instances import HungInstances, Role
 from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus, InstanceStatus
@@ -30,8 +29,6 @@ from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.frames import Frames
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-M = TypeVar("M")
 _RENEWED_AT_ONCE = 64
 """Attempts of a renewal, some 10 us each where they are not known yet: a gateway may have thousands."""
 _PHASES = {conductor_pb2.Phase.Value(f"PHASE_{phase.name}"): phase for phase in Phase}
@@ -47,6 +44,7 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         self._log_decisions_every = log_decisions_every
         self.schedule_address = ""
         """host:port where `take` answers."""
+        self._renewing: set[asyncio.Task[None]] = set()
         self._runner = runner
         self._leadership = leadership
         self._model_name = model_name
@@ -61,24 +59,45 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             self._runner.history.explain()  # nobody waits for it
 
     def take(self, connection: Frames, message: bytes) -> None:
-        """Answers a question that came over a plain connection, before anything else has its turn."""
+        """Answers what came over a plain connection: before anything else has its turn, but for renewals."""
         try:
             question = conductor_pb2.ScheduleQuestion.FromString(message)
         except DecodeError:
             raise ConnectionError("no question came") from None
+        if question.HasField("renew"):
+            task = asyncio.create_task(self._take_renewal(connection, question))
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+            return
         connection.send(self._answer(question).SerializeToString())
         self._runner.history.explain()
 
     def _answer(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
+        with self._refusing(question) as answer:
+            if question.HasField("advance"):
+                self._advance(question.advance)
+                answer.advanced.SetInParent()
+            else:
+                answer.reply.CopyFrom(wire.SCHEDULE_REPLY.encode(self._schedule(wire.SCHEDULE.decode(question.request))))
+        return answer
+
+    async def _take_renewal(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
+        with self._refusing(question) as answer:
+            answer.renewed.CopyFrom(await self._renew(question.renew))
+        connection.send(answer.SerializeToString())
+
+    @contextlib.contextmanager
+    def _refusing(self, question: conductor_pb2.ScheduleQuestion) -> Iterator[conductor_pb2.ScheduleAnswer]:
+        """The answer, to be filled in; it says why where that fails."""
+        answer = conductor_pb2.ScheduleAnswer(number=question.number)
         try:
-            reply = self._schedule(wire.SCHEDULE.decode(question.request))
-            return conductor_pb2.ScheduleAnswer(number=question.number, reply=wire.SCHEDULE_REPLY.encode(reply))
+            yield answer
         except (ValueError, InvalidRequest) as error:
-            return conductor_pb2.ScheduleAnswer(number=question.number, refusal=str(error))
+            answer.refusal = str(error)
         except Exception as error:
             # Others wait for answers over the same connection.
-            logger.exception("no answer to the question about %s", question.request.attempt_id)
-            return conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"it has failed: {type(error).__name__}")
+            logger.exception("no answer to the question %d about %s", question.number, question.request.attempt_id)
+            answer.refusal = f"it has failed: {type(error).__name__}"
 
     async def GetScheduleAddress(
         self,
@@ -109,22 +128,37 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.AdvanceRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
     ) -> conductor_pb2.AdvanceReply:
-        for message in request.reports:
-            report = await _decoded(wire.ATTEMPT_REPORT, message, context)
-            self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
+        try:
+            self._advance(request)
+        except (ValueError, InvalidRequest) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return conductor_pb2.AdvanceReply()
+
+    def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
+        """Raises ValueError and InvalidRequest for a report that makes no sense."""
+        for message in request.reports:
+            report = wire.ATTEMPT_REPORT.decode(message)
+            self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
 
     async def Renew(
         self,
         request: conductor_pb2.RenewRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
     ) -> conductor_pb2.RenewReply:
+        try:
+            return await self._renew(request)
+        except (ValueError, InvalidRequest) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+
+    async def _renew(self, request: conductor_pb2.RenewRequest) -> conductor_pb2.RenewReply:
+        """Raises ValueError and InvalidRequest for an attempt that makes no sense."""
         core, unchanged, attempts = self._runner.core, list[AttemptId](), list[LiveAttempt]()
         for first in range(0, len(request.attempts), _RENEWED_AT_ONCE):
             for message in request.attempts[first : first + _RENEWED_AT_ONCE]:
                 attempt_id, phase = AttemptId(message.attempt_id), _PHASES.get(message.phase)
                 if phase is None or core.is_news(attempt_id, phase):
-                    attempts.append(await _decoded(wire.LIVE_ATTEMPT, message, context))
+                    attempts.append(wire.LIVE_ATTEMPT.decode(message))
                 else:
                     unchanged.append(attempt_id)
             await asyncio.sleep(0)
@@ -150,15 +184,6 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         core = self._runner.core
         instances = tuple(_instance_status(core, instance, now) for instance in core.state.in_order())
         return wire.CLUSTER_STATUS.encode(cluster_status(core, self._model_name, self._leadership.standing(), now, instances))
-
-
-async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerContext[Any, Any]) -> T:
-    """The word that the message is; one that makes no sense ends the call."""
-    try:
-        return codec.decode(message)
-    except (ValueError, InvalidRequest) as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise
 
 
 def _log(event: Schedule, decided: Decided, every: int) -> None:

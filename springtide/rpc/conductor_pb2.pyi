@@ -47,22 +47,30 @@ PHASE_FINISHED: Phase
 PHASE_FAILED: Phase
 
 class ScheduleQuestion(_message.Message):
-    __slots__ = ("number", "request")
+    __slots__ = ("number", "request", "advance", "renew")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     number: int
     request: ScheduleRequest
-    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[ScheduleRequest, _Mapping]] = ...) -> None: ...
+    advance: AdvanceRequest
+    renew: RenewRequest
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[ScheduleRequest, _Mapping]] = ..., advance: _Optional[_Union[AdvanceRequest, _Mapping]] = ..., renew: _Optional[_Union[RenewRequest, _Mapping]] = ...) -> None: ...
 
 class ScheduleAnswer(_message.Message):
-    __slots__ = ("number", "reply", "refusal")
+    __slots__ = ("number", "reply", "refusal", "advanced", "renewed")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ADVANCED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     number: int
     reply: ScheduleReply
     refusal: str
-    def __init__(self, number: _Optional[int] = ..., reply: _Optional[_Union[ScheduleReply, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+    advanced: AdvanceReply
+    renewed: RenewReply
+    def __init__(self, number: _Optional[int] = ..., reply: _Optional[_Union[ScheduleReply, _Mapping]] = ..., refusal: _Optional[str] = ..., advanced: _Optional[_Union[AdvanceReply, _Mapping]] = ..., renewed: _Optional[_Union[RenewReply, _Mapping]] = ...) -> None: ...
 
 class GetScheduleAddressRequest(_message.Message):
     __slots__ = ()

@@ -9,13 +9,14 @@ from typing import Any
 
 from springtide.credentials import OPEN
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
-from springtide.rpc.conductor_pb2 import ScheduleQuestion
+from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion
 from springtide.rpc.frames import SCHEDULE, Frames, FrameServer
 
 
 @asynccontextmanager
 async def asked(conductor: conductor_pb2_grpc.ConductorServicer) -> AsyncIterator[None]:
     """Has `conductor.Schedule` answer each connection, as if it were a call, and the address be known. Ends with every connection."""
+    telling: list[asyncio.Task[None]] = []
     calls: dict[Frames, tuple[asyncio.Queue[ScheduleQuestion], asyncio.Task[None]]] = {}
 
     async def call(connection: Frames, unread: asyncio.Queue[ScheduleQuestion]) -> None:
@@ -29,11 +30,23 @@ async def asked(conductor: conductor_pb2_grpc.ConductorServicer) -> AsyncIterato
         finally:
             connection.transport.close()
 
+    async def tell(connection: Frames, question: ScheduleQuestion) -> None:
+        answer = ScheduleAnswer(number=question.number)
+        if question.HasField("advance"):
+            answer.advanced.CopyFrom(await conductor.Advance(question.advance, None))
+        else:
+            answer.renewed.CopyFrom(await conductor.Renew(question.renew, None))
+        connection.send(answer.SerializeToString())
+
     def take(connection: Frames, message: bytes) -> None:
+        question = ScheduleQuestion.FromString(message)
+        if question.WhichOneof("question") != "request":
+            telling.append(asyncio.create_task(tell(connection, question)))
+            return
         if connection not in calls:
             unread: asyncio.Queue[ScheduleQuestion] = asyncio.Queue()
             calls[connection] = unread, asyncio.create_task(call(connection, unread))
-        calls[connection][0].put_nowait(ScheduleQuestion.FromString(message))
+        calls[connection][0].put_nowait(question)
 
     server = FrameServer(SCHEDULE, OPEN, take)
     address = await server.start("127.0.0.1")
@@ -46,6 +59,7 @@ async def asked(conductor: conductor_pb2_grpc.ConductorServicer) -> AsyncIterato
         yield
     finally:
         await server.close()
-        for _, task in calls.values():
+        tasks = [*telling, *(task for _, task in calls.values())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(task for _, task in calls.values()), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
