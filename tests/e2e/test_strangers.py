@@ -242,8 +242,10 @@ def test_with_certificates_no_port_shakes_hands_with_who_has_none_or_anothers(ce
     none, other = (ssl.create_default_context(cafile=certified.record.tls["ca"]) for _ in range(2))
     other.load_cert_chain(stranger.certificate, stranger.key)
     ports = {address: name for address, name in listening(certified).items() if address not in messenger_ports(certified)}
-    nodes = ("prefill-0", "decode-0", "prefill-0-store", "decode-0-store", "conductor-0")
-    assert Counter(ports.values()) == {**dict.fromkeys(nodes, 2), "gateway-0": 1, "relay": 1}, "gRPC and metrics of each"
+    nodes = ("prefill-0", "decode-0", "prefill-0-store", "decode-0-store")
+    assert Counter(ports.values()) == {**dict.fromkeys(nodes, 2), "conductor-0": 3, "gateway-0": 1, "relay": 1}, (
+        "gRPC and metrics of each, and where the Conductor is asked"
+    )
     for address, name in ports.items():
         host, port = address.split(":")
         for context in (none, other, None):
