@@ -70,15 +70,14 @@ class ConductorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Schedule(self, request_iterator, context):
-        """The questions of one gateway, over one call for as long as both live: a call for each would cost more than most answers do. Each is
-        answered once, in whatever order.
+        """Questions over one call, each answered once, in whatever order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetScheduleAddress(self, request, context):
-        """Where the same is asked over a plain connection, as gateways do: for a fifth of what it costs over gRPC.
+        """Where the same is asked over a plain connection (docs/wire.md), as gateways do: over gRPC a question costs more than most answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
