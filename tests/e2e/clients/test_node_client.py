@@ -76,7 +76,9 @@ def test_answers_are_what_zod_describes(done: Done) -> None:
 
 
 def test_streams_that_are_left_free_what_they_held(cluster: Cluster, done: Done) -> None:
-    assert done("aborted") == {"chunks": 3, "more": 3}
+    seen = done("aborted")
+    # Of a stream of 4,000: what the client had read with the third chunk when it aborted, it still hands out.
+    assert seen["chunks"] == 3 <= seen["more"] < 100
     for store in ("prefill-0-store", "decode-0-store"):
         cluster.wait_metric(store, "springtide_store_slots", lambda slots: slots == 0, labels={"state": "in_use"})
 
