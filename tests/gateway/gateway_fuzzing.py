@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -34,12 +35,13 @@ def sampled(cases: Sequence[CaseT], kind: str) -> list[CaseT]:
 class Judge:
     """Of one kind of requests."""
 
-    statuses: dict[int, int] = field(default_factory=dict)
+    statuses: Counter[int | str] = field(default_factory=Counter)
+    """HTTP's by their numbers, gRPC's by their names."""
     failures: list[str] = field(default_factory=list)
 
     def take(self, what: str, status: int, content: bytes, *, names: str = "") -> None:
         """`names`: a refusal's message must have this."""
-        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.statuses[status] += 1
         if status >= 500 and status != 504:
             self.failures.append(f"{what}: {status} {content[:300]!r}")
         elif status >= 400:
@@ -52,8 +54,8 @@ class Judge:
                 self.failures.append(f"{what}: {message[:300]!r} does not name {names}")
 
     def done(self) -> None:
-        print(SEED, self.statuses)
-        assert not self.failures, "\n".join([f"{len(self.failures)} of {sum(self.statuses.values())}, seed {SEED}:", *self.failures])
+        print(SEED, dict(self.statuses))
+        assert not self.failures, "\n".join([f"{len(self.failures)} of {self.statuses.total()}, seed {SEED}:", *self.failures])
 
 
 async def assert_nothing_stays(gateway: GatewayServer, cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from gateway_cluster import MODEL, Cluster
-from gateway_fuzzing import SEED, TIMEOUT_S, assert_nothing_stays, sampled
+from gateway_fuzzing import SEED, TIMEOUT_S, Judge, assert_nothing_stays, sampled
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -155,12 +154,11 @@ async def judged(channel: grpc.aio.Channel, case: Case) -> tuple[grpc.StatusCode
 @pytest.mark.parametrize(("method", "base"), BASES, ids=lambda value: value if isinstance(value, str) else type(value).__name__)
 @pytest.mark.parametrize("cases", [with_any_value, with_any_bytes])
 async def test_any_message(gateway: GatewayServer, cluster: Cluster, cases: Any, method: str, base: Message) -> None:
-    codes, failures = Counter[str](), list[str]()
+    judge = Judge()
     async with connect(gateway.grpc_address) as channel:
         for case in sampled(list(cases(method, base)), f"{cases.__name__} {method}"):
             code, wrong = await judged(channel, case)
-            codes[code.name] += 1
-            failures += [wrong] * bool(wrong)
-    print(SEED, dict(codes))
-    assert not failures, "\n".join([f"{len(failures)} of {codes.total()}, seed {SEED}:", *failures])
+            judge.statuses[code.name] += 1
+            judge.failures += [wrong] * bool(wrong)
+    judge.done()
     await assert_nothing_stays(gateway, cluster)

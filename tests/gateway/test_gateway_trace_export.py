@@ -105,18 +105,22 @@ async def test_choices_are_attempts_of_one_trace(traced_gateway: GatewayServer, 
     assert spans[0].attributes["gen_ai.request.choice.count"] == 3
 
 
-async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(
+@pytest.fixture
+async def batching_gateway(
     arguments: ProcessArguments, cluster: Cluster, collector: Collector, tmp_path: Path
-) -> None:
+) -> AsyncIterator[GatewayServer]:
+    """Whose batches no other gateway takes."""
     own = replace(arguments, config=arguments.config.model_copy(update={"cluster": f"traces-{tmp_path.name}"}))
     gateway = GatewayServer(traced(own, collector.url), cluster.conductor.address)
     await gateway.start()
-    try:
-        (alone, *_) = await received(collector, await asked(gateway))
-        await batched(gateway)
-        await until(lambda: len(collector.trace_ids) == 2, within_s=60)
-    finally:
-        await gateway.close()
+    yield gateway
+    await gateway.close()
+
+
+async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(batching_gateway: GatewayServer, collector: Collector) -> None:
+    (alone, *_) = await received(collector, await asked(batching_gateway))
+    await batched(batching_gateway)
+    await until(lambda: len(collector.trace_ids) == 2, within_s=60)
     (root, *_) = collector.trace(collector.trace_ids[1])
     its_own = ("gen_ai.response.id", "gen_ai.response.time_to_first_chunk", "springtide.request.id", "springtide.kept")
     said, expected = ({name: value for name, value in span.attributes.items() if name not in its_own} for span in (root, alone))
@@ -124,7 +128,7 @@ async def test_a_batchs_line_is_traced_as_the_same_request_by_itself(
 
 
 async def test_a_line_that_fails_by_a_fault_of_the_gateways_is_a_trace_with_an_error(
-    arguments: ProcessArguments, cluster: Cluster, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batching_gateway: GatewayServer, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
     start, failed = ApiBackend.start, list[PreparedRequest]()
@@ -136,14 +140,8 @@ async def test_a_line_that_fails_by_a_fault_of_the_gateways_is_a_trace_with_an_e
         return start(backend, prepared)
 
     monkeypatch.setattr(ApiBackend, "start", fails_once)
-    own = replace(arguments, config=arguments.config.model_copy(update={"cluster": f"fails-{tmp_path.name}"}))
-    gateway = GatewayServer(traced(own, collector.url), cluster.conductor.address)
-    await gateway.start()
-    try:
-        await batched(gateway)
-        await until(lambda: len(collector.trace_ids) == 2, within_s=60)
-    finally:
-        await gateway.close()
+    await batched(batching_gateway)
+    await until(lambda: len(collector.trace_ids) == 2, within_s=60)
     assert [collector.trace(trace_id)[0].attributes["http.response.status_code"] for trace_id in collector.trace_ids] == [500, 200]
 
 
