@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How often a gateway asks for changes: what is revoked is refused after twice that at most, while Valkey answers."""
+_FIRST_READINGS = 2
+"""One may be lost while Valkey is there: its time is over when this process has stood still."""
 _MOST_TRIES = 16
 _CHANGES_AT_ONCE = 512
 KEY, TENANT = "key/", "tenant/"
@@ -166,7 +168,10 @@ class RegisterCopy:
 
     async def start(self) -> None:
         """Reads the register, or leaves that for later when Valkey is away, and follows it until `close`."""
-        await self._catch_up()
+        for _ in range(_FIRST_READINGS):
+            await self._catch_up()
+            if self.read:
+                break
         self._follower = supervised(self._follow, "accounts-register")
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from springtide.config import LOOPBACK
 from springtide.errors import Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.valkey import ValkeyClient
-from tests.support.valkey import new_valkey
+from tests.support.valkey import new_valkey, resettable
 from tests.support.waiting import until
 
 
@@ -142,3 +142,16 @@ async def test_before_valkey_could_be_asked_nobody_is_let_in(cluster_name: str) 
     await accounts.close()
     await open_accounts.close()
     await client.aclose()
+
+
+async def test_a_gateway_whose_first_reading_was_lost_reads_once_more_before_it_serves(cluster_name: str) -> None:
+    """As it is lost when the process stands still for longer than Valkey's answer may take."""
+    with new_valkey() as valkey:
+        async with (
+            resettable(valkey, silent=1) as (url, _),
+            ValkeyClient.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client,
+        ):
+            accounts = Accounts(client, cluster_name, {})
+            await accounts.start()
+            assert accounts.caller("").tenant == ""
+            await accounts.close()

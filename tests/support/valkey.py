@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +21,11 @@ def new_valkey() -> ValkeyServer:
 
 
 @contextlib.asynccontextmanager
-async def resettable(valkey: ValkeyServer) -> AsyncIterator[tuple[str, Callable[[], int]]]:
-    """The URL of a detour to it, and what resets every connection on that, as a network does; it returns how many there were."""
+async def resettable(valkey: ValkeyServer, silent: int = 0) -> AsyncIterator[tuple[str, Callable[[], int]]]:
+    """The URL of a detour to it, and what resets every connection on that, as a network does; it returns how many there were. On the
+    first `silent` connections nothing is ever answered."""
     clients: set[asyncio.StreamWriter] = set()
+    numbers = itertools.count()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -32,6 +35,8 @@ async def resettable(valkey: ValkeyServer) -> AsyncIterator[tuple[str, Callable[
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clients.add(writer)
+        if next(numbers) < silent:
+            return
         there, back = await asyncio.open_connection(LOOPBACK, valkey.port)
         await asyncio.gather(pump(reader, back), pump(there, writer))
         clients.discard(writer)
