@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
@@ -21,15 +20,11 @@ from springtide.rpc.frames import Frames, FrameServer, connect
 from springtide.tls import Tls, TlsFiles
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.asyncio(loop_factories=("asyncio", "uvloop"))
+
 SPEAKS = b"test/1"
 CREDENTIALS = Credentials(b"a secret of sixteen", "springtide")
 SOON_S = 10.0
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 def echo(connection: Frames, message: bytes) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-import uvloop
 from prometheus_client import REGISTRY
 
 from springtide.credentials import OPEN, Credentials
@@ -187,23 +186,19 @@ async def test_who_lists_the_members_ends_at_the_first_cancellation_whenever_it_
             await membership.close()
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_member_whose_connection_is_reset_goes_on_renewing(run) -> None:
+@pytest.mark.asyncio(loop_factories=("asyncio", "uvloop"))
+async def test_a_member_whose_connection_is_reset_goes_on_renewing() -> None:
     """uvloop, in which every process runs, has an error of its own for it."""
-
-    async def reset_again_and_again() -> None:
-        with new_valkey() as valkey:
-            async with resettable(valkey) as (url, reset):
-                ours, others = Membership(url, "springtide", 0.3), Membership(valkey.connection_url, "springtide", 5.0)
-                try:
-                    await ours.announce(Member("store", "prefill-0", 1, "127.0.0.1:1"))
-                    for _ in range(3):
-                        assert reset() > 0
-                        with redis.Redis.from_url(valkey.connection_url) as forgetful:
-                            forgetful.flushall()
-                        await until(others.members)
-                finally:
-                    await ours.close()
-                    await others.close()
-
-    run(reset_again_and_again())
+    with new_valkey() as valkey:
+        async with resettable(valkey) as (url, reset):
+            ours, others = Membership(url, "springtide", 0.3), Membership(valkey.connection_url, "springtide", 5.0)
+            try:
+                await ours.announce(Member("store", "prefill-0", 1, "127.0.0.1:1"))
+                for _ in range(3):
+                    assert reset() > 0
+                    with redis.Redis.from_url(valkey.connection_url) as forgetful:
+                        forgetful.flushall()
+                    await until(others.members)
+            finally:
+                await ours.close()
+                await others.close()
