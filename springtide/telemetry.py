@@ -6,11 +6,12 @@ import contextlib
 import errno
 import json
 import logging
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -152,6 +153,19 @@ class _SilentHandler(WSGIRequestHandler):
         pass
 
 
+_page = make_wsgi_app(REGISTRY)
+
+
+def _metrics(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """The page. In OpenMetrics, prometheus_client 0.26 writes a sample's name without its colon, and vLLM's names have one, unless it is
+    told that any character will do."""
+    if "HTTP_ACCEPT" in environ:
+        said = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
+        environ["HTTP_ACCEPT"] = re.sub(r"application/openmetrics-text\b[^,]*", said, environ["HTTP_ACCEPT"])
+    page: Iterable[bytes] = _page(environ, start_response)
+    return page
+
+
 def serve_metrics(credentials: Credentials, host: str = "127.0.0.1", port: int = 0) -> str:
     """Serves the process's Prometheus registry on `http://host:port/metrics` from a daemon thread; returns host:port. With certificates, on
     https and to those who have one. Where the port is taken, as by a node that this one comes in the place of, it is a free one. Raises
@@ -159,7 +173,7 @@ def serve_metrics(credentials: Credentials, host: str = "127.0.0.1", port: int =
     credentials.check_host(host)
     kind = _MetricsServer6 if ":" in host else _MetricsServer
     try:
-        server = make_server(host, port, make_wsgi_app(REGISTRY), kind, _SilentHandler)
+        server = make_server(host, port, _metrics, kind, _SilentHandler)
     except OSError as error:
         if port == 0 or error.errno != errno.EADDRINUSE:
             raise ConfigError(f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}") from None

@@ -7,15 +7,20 @@ import contextlib
 import time
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
+from springtide.credentials import OPEN
 from springtide.metrics import EVENT_LOOP_LAG_SECONDS, NamedSeries, watch_event_loop
+from springtide.telemetry import serve_metrics
 from springtide.tls import expiry_of
+
+PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5"
 
 
 def samples(metric: Counter) -> dict[tuple[str, ...], float]:
@@ -42,6 +47,18 @@ def test_so_many_names_have_series_and_what_was_unused_for_long_makes_room() -> 
     assert samples(requests) == {("ann", "met"): 1, ("ann", "missed"): 1, ("(others)", "met"): 1}
     series.counter(tokens, "bob").inc()
     assert samples(tokens)["(others)",] == 2, "who comes back is new"
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text", PROMETHEUS_2])
+def test_a_name_with_a_colon_is_written_so_in_every_format(accept: str) -> None:
+    named_by_others = Counter("other:requests_total", "")
+    try:
+        named_by_others.inc()
+        page = httpx.get(f"http://{serve_metrics(OPEN)}/metrics", headers={"accept": accept}, trust_env=False).text
+    finally:
+        REGISTRY.unregister(named_by_others)
+    assert "\nother:requests_total 1.0\n" in page
+    assert page.endswith("# EOF\n") == (accept != "text/plain")
 
 
 async def test_an_event_loop_that_is_held_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
