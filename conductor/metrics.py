@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -76,7 +76,7 @@ SILENCES = Counter(
 )
 TICK_SECONDS = Histogram(
     "springtide_conductor_tick_seconds",
-    "Time of a look at the whole cluster, which is taken once a second.",
+    "Time of a look at the whole cluster, which is taken once a second, in parts between which requests have their turn.",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
 )
 IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is the one that answers.")
@@ -133,15 +133,15 @@ def observe_scores(scored: Scored) -> None:
             PREDICTION_RATIO.labels(score.quantity.value).observe(score.predicted / score.actual)
 
 
-def observe_cluster(core: ConductorCore, now: float) -> Iterator[None]:
-    """Sets what is seen of the whole cluster, a part at a time: each takes half a millisecond where there are a thousand instances."""
-    loads = core.pool_loads(now)
+def observe_cluster(core: ConductorCore, now: float) -> Generator[None, None, None]:
+    """Sets what is seen of the whole cluster, a part at a time."""
+    loads = yield from core.pool_loads(now)
     POOL_LOAD.labels("prefill").set(loads.prefill)
     POOL_LOAD.labels("decode").set(loads.decode)
     DECODE_TBT_SECONDS.set(loads.decode * core.settings.tbt_slo_ms / 1000.0)
     yield
     for role, tokens in ((Role.PREFILL, QUEUED_PREFILL_TOKENS), (Role.DECODE, DECODE_CONTEXT_TOKENS)):
-        use = core.pool_use(role)
+        use = yield from core.pool_use(role)
         POOL_RUNNING.labels(role.value).set(use.running)
         POOL_WAITING.labels(role.value).set(use.waiting)
         KV_USED.labels(role.value).set(use.kv_used)

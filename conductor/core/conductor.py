@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from conductor.core.admission.rules import ADMISSIONS, Lookahead
@@ -35,6 +36,7 @@ from conductor.core.types.events import (
     StoreStillHere,
     StoreWatched,
     SwitchFailed,
+    TickPart,
 )
 from springtide.blocks import blocks_for
 from springtide.clock import Tick
@@ -43,6 +45,7 @@ from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progres
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.scheduling import Assignment, PrefixSource, Reason, Rejection, Schedule
 from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart
+from springtide.slices import saying
 
 _MOST_SOURCES = 3
 """The chosen one and those that take its place when it fails or is slow."""
@@ -50,8 +53,8 @@ _COUNTED_REQUESTS = 1 << 16
 """The latest, which may still be scheduled anew."""
 _HEARD_LATELY_S = 1.2
 """Two reports."""
-_SWEPT_A_TICK = 50_000
-"""Table entries cleaned at a time, some 20 ms."""
+_SWEPT_A_TICK, _SWEPT_AT_ONCE = 50_000, 500
+"""Table entries cleaned by a tick, and by each of its parts, some .2 ms."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class ConductorCore:
         self._snapshots_asked: set[NodeId] = set()
         self._hung: tuple[InstanceRef, ...] = ()
         """As gateways were told last."""
+        self._tick_parts: Iterator[list[Action]] | None = None
+        """Those to come of a tick that is taken in parts."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes the event in and returns what is to be done. `now`: seconds on a monotonic clock, never decreasing."""
@@ -152,7 +157,10 @@ class ConductorCore:
                 if self.balance is not None:
                     self.balance.failed(instance_id, now)
             case Tick():
-                return self._tick(now)
+                self._tick_parts = None
+                return [action for actions in self._tick(now) for action in actions]
+            case TickPart():
+                return self._tick_part(now)
         return []
 
     @property
@@ -160,12 +168,12 @@ class ConductorCore:
         """Whether at least one prefill instance and one decode node can take requests."""
         return all(self.scheduler.num_ready(role) for role in Role)
 
-    def pool_loads(self, now: float) -> PoolLoads:
-        """How loaded both pools are, 1 being as much as the cluster's objectives allow."""
+    def pool_loads(self, now: float) -> Generator[None, None, PoolLoads]:
+        """Returns, in parts, how loaded both pools are, 1 being as much as the cluster's objectives allow."""
         return pool_loads(self.state, self.settings.ttft_slo_ms, self.settings.tbt_slo_ms, now)
 
-    def pool_use(self, role: Role) -> PoolUse:
-        """What the pool has to do, and how much of its slots that takes."""
+    def pool_use(self, role: Role) -> Generator[None, None, PoolUse]:
+        """Returns, in parts, what the pool has to do, and how much of its slots that takes."""
         return pool_use(self.state, role)
 
     def validate(self) -> None:
@@ -413,18 +421,40 @@ class ConductorCore:
         self._snapshots_asked.add(node_id)
         return [RequestSnapshot(node_id)]
 
-    def _tick(self, now: float) -> list[Action]:
-        self.state.lengths.watch(self.state.forecast.running_tokens(now))
+    @property
+    def ticks(self) -> bool:
+        """Whether a tick that is taken in parts has not come to its end."""
+        return self._tick_parts is not None
+
+    def _tick_part(self, now: float) -> list[Action]:
+        if self._tick_parts is None:
+            self._tick_parts = self._tick(now)
+        actions = next(self._tick_parts, None)
+        if actions is None:
+            self._tick_parts = None
+        return actions or []
+
+    def _tick(self, now: float) -> Iterator[list[Action]]:
+        """What is to be done, in parts of some .2 ms at a thousand instances, all by the time of the first."""
+        nothing: list[Action] = []
+        running_tokens = self.state.forecast.running_tokens(now)
+        yield nothing
+        self.state.lengths.watch(running_tokens)
+        yield nothing
         silent = self.state.expire(now, self.settings.lease_s)
         for attempt_id in silent:
             self.transfers.end(attempt_id)
-        self.index.sweep(_SWEPT_A_TICK)
-        actions: list[Action] = [Forgot(tuple(silent))] if silent else []
-        actions += self._tell_hung(now)
-        actions += self.replication.orders(self._store_addresses, now)
+        yield [Forgot(tuple(silent))] if silent else []
+        for _ in range(_SWEPT_A_TICK // _SWEPT_AT_ONCE):
+            if not self.index.sweep(_SWEPT_AT_ONCE):
+                break
+            yield nothing
+        yield self._tell_hung(now)
+        for orders in self.replication.orders(self._store_addresses, now):
+            yield [*orders]
         if self.balance is not None:
+            loads = yield from saying(nothing, self.pool_loads(now))
+            yield nothing
             ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]
-            move = self.balance.decide(ready, self.pool_loads(now), self.demand.work(now), now)
-            if move is not None:
-                actions.append(move)
-        return actions
+            move = self.balance.decide(ready, loads, self.demand.work(now), now)
+            yield [move] if move is not None else []

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 
 from conductor.core.conductor import ConductorCore
+from conductor.core.pool_balance import PoolLoads
 from conductor.core.replication.popularity import PopularPrefix
 from conductor.core.state import Instance, PlacedAttempt
 from springtide.protocol.instances import Role
@@ -33,10 +34,9 @@ _ATTEMPTS_AT_ONCE = 100
 _LOOKED_AT_ONCE = 4000
 
 
-def observed_work(core: ConductorCore, now: float) -> Iterator[ObservedPart | None]:
+def observed_work(core: ConductorCore, pools: PoolLoads, now: float) -> Iterator[ObservedPart | None]:
     """The instances with their load, and the attempts. None: nothing to tell yet."""
-    loads = core.pool_loads(now).by_instance
-    yield None
+    loads = pools.by_instance
     instances = core.state.in_order()
     yield None
     for some in slices(instances, _INSTANCES_AT_ONCE):
@@ -66,7 +66,7 @@ def observed_pool(core: ConductorCore, now: float) -> Iterator[ObservedPart | No
     for some in slices([node_id for node_id, _ in index.live_nodes()], _INSTANCES_AT_ONCE):
         on_ssd = tuple(map(index.ssd_blocks_of, some))
         yield StoreTable(tuple(some), tuple(index.blocks_of(node) - ssd for node, ssd in zip(some, on_ssd, strict=True)), on_ssd)
-    popular = core.replication.most_popular(MOST_PREFIXES, now)
+    popular = yield from core.replication.most_popular(MOST_PREFIXES, now)
     yield None
     for prefix in popular:
         yield PrefixTable((_prefix(core, prefix),))

@@ -7,7 +7,7 @@ Loads are satisfaction of the objectives (arXiv 2407.00079, section 7.1): 1 is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,12 +21,15 @@ from conductor.core.types.events import SwitchRole
 from springtide.ids import InstanceId
 from springtide.protocol.instances import Load, Role, RoleSwitch
 from springtide.protocol.scheduling import Schedule
+from springtide.slices import slices
 
 _RATIO_S, _SIZES_S = 120.0, 30.0
 """Of the demand that counts: for the ratio of the pools, whose roles are not to turn with every burst, and for their sizes, as more nodes
 take their time to come anyway."""
 _LATE_S = 120.0
 """A move of which nothing has been seen for so long after its drain has failed: a large model takes its time to load."""
+_INSTANCES_AT_ONCE, _ATTEMPTS_AT_ONCE = 128, 1024
+"""Of which a part of the work tells."""
 
 # ---- how loaded the pools are ----
 
@@ -42,22 +45,31 @@ class PoolLoads:
     """Prefill: the wait behind all of the queue, over the objective. Decode: the time between tokens, over the objective."""
 
 
-def pool_loads(state: ClusterState, ttft_slo_ms: float, tbt_slo_ms: float, now: float) -> PoolLoads:
-    """The loads of the instances that are up, at this moment: what is still in prefill counts there, not at its decode node."""
-    instances = [instance for instance in state.of_role(Role.PREFILL) if instance.up and instance.load.prefill_cost is not None]
-    loads = (_waits_ms(state, instances, now) / ttft_slo_ms).tolist()
-    prefill = {instance.ref.instance_id: load for instance, load in zip(instances, loads, strict=True)}
+def pool_loads(state: ClusterState, ttft_slo_ms: float, tbt_slo_ms: float, now: float) -> Generator[None, None, PoolLoads]:
+    """Returns, in parts, the loads of the instances that are up, at this moment: what is still in prefill counts there, not at its decode
+    node."""
     tbts_ms = state.forecast.tbts_ms(state.forecast.pool(now, now, joining=False))
     decode = {instance_id: tbt_ms / tbt_slo_ms for instance_id, tbt_ms in tbts_ms.items()}
+    yield
+    instances = [instance for instance in state.of_role(Role.PREFILL) if instance.up and instance.load.prefill_cost is not None]
+    waits_ms = yield from _waits_ms(state, instances, now)
+    prefill = {instance.ref.instance_id: load for instance, load in zip(instances, (waits_ms / ttft_slo_ms).tolist(), strict=True)}
     return PoolLoads(fmean(prefill.values()) if prefill else 0.0, fmean(decode.values()) if decode else 0.0, {**prefill, **decode})
 
 
-def _waits_ms(state: ClusterState, instances: Sequence[Instance], now: float) -> Floats:
-    """[instances] How long prompts like those that are there now wait behind all of the queue, on average; where there are none, all of
-    its work."""
-    queue_ms = np.array([instance.queue_ms(now) for instance in instances])
+def _waits_ms(state: ClusterState, instances: Sequence[Instance], now: float) -> Generator[None, None, Floats]:
+    """Returns [instances], in parts, how long prompts like those that are there now wait behind all of the queue, on average; where there
+    are none, all of its work."""
+    queues_ms: list[float] = []
+    for some in slices(instances, _INSTANCES_AT_ONCE):
+        queues_ms += [instance.queue_ms(now) for instance in some]
+        yield
+    queue_ms = np.array(queues_ms)
     rows = {instance.ref.instance_id: row for row, instance in enumerate(instances)}
-    waiting = [(row, attempt.prefill_ms) for attempt in state.in_prefill.values() if (row := rows.get(attempt.prefill_id)) is not None]
+    waiting: list[tuple[int, float]] = []
+    for attempts in slices(list(state.in_prefill.values()), _ATTEMPTS_AT_ONCE):
+        waiting += [(row, attempt.prefill_ms) for attempt in attempts if (row := rows.get(attempt.prefill_id)) is not None]
+        yield
     if not waiting:
         return queue_ms
     row_of, own_ms = np.array([row for row, _ in waiting]), np.array([own_ms for _, own_ms in waiting])
@@ -78,16 +90,20 @@ class PoolUse:
     """Share of the slots of their stores that attempts hold or are promised; above 1 where more is promised than there is."""
 
 
-def pool_use(state: ClusterState, role: Role) -> PoolUse:
-    instances = [instance for instance in state.of_role(role) if instance.up]
-    slots = sum(instance.load.slots_total for instance in instances)
-    free = sum(instance.slots_free() for instance in instances)
-    return PoolUse(
-        running=sum(instance.load.running for instance in instances),
-        waiting=sum(instance.load.waiting + len(instance.unreported) for instance in instances),
-        tokens=sum(instance.load.tokens for instance in instances),
-        kv_used=max(0.0, 1.0 - free / slots) if slots else 0.0,
-    )
+def pool_use(state: ClusterState, role: Role) -> Generator[None, None, PoolUse]:
+    """Returns it, in parts."""
+    slots = free = running = waiting = tokens = 0
+    for some in slices(list(state.of_role(role)), _INSTANCES_AT_ONCE):
+        for instance in some:
+            if instance.up:
+                load = instance.load
+                slots += load.slots_total
+                free += instance.slots_free()
+                running += load.running
+                waiting += load.waiting + len(instance.unreported)
+                tokens += load.tokens
+        yield
+    return PoolUse(running, waiting, tokens, kv_used=max(0.0, 1.0 - free / slots) if slots else 0.0)
 
 
 # ---- how many instances of each role are wanted ----

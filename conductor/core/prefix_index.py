@@ -167,8 +167,9 @@ class PrefixIndex:
         self._retire(self._live.pop(node_id, None))
         self._retire(self._gathering.pop(node_id, None))
 
-    def sweep(self, max_blocks: int) -> None:
-        """Clears the bits of retired views out of at most `max_blocks` table entries, going on where it stopped."""
+    def sweep(self, max_blocks: int) -> bool:
+        """Clears the bits of retired views out of at most `max_blocks` table entries, going on where it stopped. Returns whether there is
+        more to be cleared."""
         if not self._sweep_mask:
             self._sweep_mask, self._sweep_left = self._retired_mask, self._retired_blocks
             self._retired_mask = self._retired_blocks = 0
@@ -182,6 +183,7 @@ class PrefixIndex:
         if not self._sweep_left:
             self._free_bits += map(int, bits(self._sweep_mask))
             self._sweep_mask = self._sweep_place = 0
+        return self._sweep_mask != 0
 
     # ---- questions ----
 

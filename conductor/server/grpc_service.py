@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.explanation import estimates
+from conductor.core.pool_balance import PoolLoads
 from conductor.core.state import Instance
 from conductor.core.types.events import Decided, Placed, Renewed
 from conductor.server.leadership import Leadership, Standing
@@ -27,10 +28,15 @@ from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, Sched
 from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.frames import Frames
+from springtide.slices import at_once, slices
 
 logger = logging.getLogger(__name__)
-_RENEWED_AT_ONCE = 64
-"""Attempts of a renewal, some 10 us each where they are not known yet: a gateway may have thousands."""
+_ADVANCED_AT_ONCE = 8
+"""Reports of attempts, some 20 us each. Of more, some at a time have their turn: a gateway may have gathered a thousand."""
+_RENEWED_AT_ONCE = 8
+"""Attempts of a renewal in a part of it, some 10 us each where they are not known yet: a gateway may have thousands."""
+_SHOWN_AT_ONCE = 4
+"""Instances in a part of the cluster's status."""
 _PHASES = {conductor_pb2.Phase.Value(f"PHASE_{phase.name}"): phase for phase in Phase}
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
@@ -44,7 +50,11 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         self._log_decisions_every = log_decisions_every
         self.schedule_address = ""
         """host:port where `take` answers."""
-        self._renewing: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        """What is answered in turns."""
+        self._advances = asyncio.Lock()
+        self._advances_waiting = 0
+        """Reports are taken in in the order in which they came, those of one attempt above all: nobody overtakes these."""
         self._runner = runner
         self._leadership = leadership
         self._model_name = model_name
@@ -55,36 +65,45 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         context: grpc.aio.ServicerContext[conductor_pb2.ScheduleQuestion, conductor_pb2.ScheduleAnswer],
     ) -> AsyncIterator[conductor_pb2.ScheduleAnswer]:
         async for question in questions:
-            yield self._answer(question)
+            yield await self._answer_in_turns(question)
             self._runner.history.explain()  # nobody waits for it
 
     def take(self, connection: Frames, message: bytes) -> None:
-        """Answers what came over a plain connection: before anything else has its turn, but for renewals."""
+        """Answers what came over a plain connection: before anything else has its turn, but for renewals and many reports."""
         try:
             question = conductor_pb2.ScheduleQuestion.FromString(message)
         except DecodeError:
             raise ConnectionError("no question came") from None
-        if question.HasField("renew"):
-            task = asyncio.create_task(self._take_renewal(connection, question))
-            self._renewing.add(task)
-            task.add_done_callback(self._renewing.discard)
+        if question.HasField("renew") or (question.HasField("advance") and not self._advances_at_once(question.advance)):
+            task = asyncio.create_task(self._take_in_turns(connection, question))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
             return
         connection.send(self._answer(question).SerializeToString())
         self._runner.history.explain()
 
+    async def _take_in_turns(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
+        connection.send((await self._answer_in_turns(question)).SerializeToString())
+
     def _answer(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
         with self._refusing(question) as answer:
             if question.HasField("advance"):
-                self._advance(question.advance)
+                at_once(self._advanced(question.advance))
                 answer.advanced.SetInParent()
             else:
                 answer.reply.CopyFrom(wire.SCHEDULE_REPLY.encode(self._schedule(wire.SCHEDULE.decode(question.request))))
         return answer
 
-    async def _take_renewal(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
+    async def _answer_in_turns(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
+        if not question.HasField("renew") and not question.HasField("advance"):
+            return self._answer(question)
         with self._refusing(question) as answer:
-            answer.renewed.CopyFrom(await self._renew(question.renew))
-        connection.send(answer.SerializeToString())
+            if question.HasField("renew"):
+                answer.renewed.CopyFrom(await self._renew(question.renew))
+            else:
+                await self._advance(question.advance)
+                answer.advanced.SetInParent()
+        return answer
 
     @contextlib.contextmanager
     def _refusing(self, question: conductor_pb2.ScheduleQuestion) -> Iterator[conductor_pb2.ScheduleAnswer]:
@@ -129,16 +148,28 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
     ) -> conductor_pb2.AdvanceReply:
         try:
-            self._advance(request)
+            await self._advance(request)
         except (ValueError, InvalidRequest) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return conductor_pb2.AdvanceReply()
 
-    def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
+    def _advances_at_once(self, request: conductor_pb2.AdvanceRequest) -> bool:
+        return len(request.reports) <= _ADVANCED_AT_ONCE and not self._advances_waiting
+
+    async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
         """Raises ValueError and InvalidRequest for a report that makes no sense."""
+        self._advances_waiting += 1
+        try:
+            async with self._advances:
+                await self._runner.turns.run(self._advanced(request))
+        finally:
+            self._advances_waiting -= 1
+
+    def _advanced(self, request: conductor_pb2.AdvanceRequest) -> Generator[None, None, None]:
         for message in request.reports:
             report = wire.ATTEMPT_REPORT.decode(message)
             self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
+            yield
 
     async def Renew(
         self,
@@ -153,6 +184,10 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
 
     async def _renew(self, request: conductor_pb2.RenewRequest) -> conductor_pb2.RenewReply:
         """Raises ValueError and InvalidRequest for an attempt that makes no sense."""
+        await self._runner.turns.run(self._renewed(request))
+        return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
+
+    def _renewed(self, request: conductor_pb2.RenewRequest) -> Generator[None, None, None]:
         core, unchanged, attempts = self._runner.core, list[AttemptId](), list[LiveAttempt]()
         for first in range(0, len(request.attempts), _RENEWED_AT_ONCE):
             for message in request.attempts[first : first + _RENEWED_AT_ONCE]:
@@ -161,9 +196,8 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
                     attempts.append(wire.LIVE_ATTEMPT.decode(message))
                 else:
                     unchanged.append(attempt_id)
-            await asyncio.sleep(0)
+            yield
         self._runner.feed(Renewed(GatewayId(request.gateway_id), tuple(unchanged), tuple(attempts)))
-        return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
 
     async def WatchHung(
         self,
@@ -180,10 +214,16 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.GetClusterRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
-        now = self._runner.clock.now()
-        core = self._runner.core
-        instances = tuple(_instance_status(core, instance, now) for instance in core.state.in_order())
-        return wire.CLUSTER_STATUS.encode(cluster_status(core, self._model_name, self._leadership.standing(), now, instances))
+        return await self._runner.turns.run(self._status())
+
+    def _status(self) -> Generator[None, None, conductor_pb2.ClusterStatus]:
+        core, now = self._runner.core, self._runner.clock.now()
+        loads = yield from core.pool_loads(now)
+        message = wire.CLUSTER_STATUS.encode(cluster_status(core, loads, self._model_name, self._leadership.standing(), now))
+        for some in slices(core.state.in_order(), _SHOWN_AT_ONCE):
+            message.instances.extend(wire.INSTANCE_STATUS.encode(_instance_status(core, instance, now)) for instance in some)
+            yield
+        return message
 
 
 def _log(event: Schedule, decided: Decided, every: int) -> None:
@@ -203,15 +243,13 @@ def schedule_reply(decided: Decided, debug: bool, epoch: int) -> ScheduleReply:
     return ScheduleReply(decided.assignment, rejection, estimates=estimates(decided.alternatives) if debug else (), epoch=epoch)
 
 
-def cluster_status(
-    core: ConductorCore, model: str, standing: Standing, now: float, instances: tuple[InstanceStatus, ...] = ()
-) -> ClusterStatus:
-    """The state of the cluster as the core knows it, with these of its instances."""
-    loads, work = core.pool_loads(now), core.demand.recent_work(now)
+def cluster_status(core: ConductorCore, loads: PoolLoads, model: str, standing: Standing, now: float) -> ClusterStatus:
+    """The state of the cluster as the core knows it, without its instances."""
+    work = core.demand.recent_work(now)
     num_ready = sum(map(core.scheduler.num_ready, Role))
     return ClusterStatus(
         model=model,
-        instances=instances,
+        instances=(),
         requests_scheduled=core.totals.scheduled,
         requests_rejected=core.totals.rejected.total(),
         prompt_tokens=core.totals.prompt_tokens,

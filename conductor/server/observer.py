@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import replace
 from itertools import chain
 
 import grpc.aio
 
 from conductor.core.observation import observed_pool, observed_work
+from conductor.core.pool_balance import PoolLoads
 from conductor.server.grpc_service import cluster_status
 from conductor.server.leadership import Leadership
 from conductor.server.runner import CoreRunner
@@ -70,21 +71,22 @@ class ObserverService(observation_pb2_grpc.ObserverServicer):
 
     async def _current(self) -> tuple[Messages, Messages]:
         """Work and pool."""
+        turns = self._runner.turns
         async with self._making:
             now = self._runner.clock.now()
             if now - self._work_at >= WORK_EVERY_S:
-                self._overview = self._seen(now)
-                await asyncio.sleep(0)
-                self._work, self._work_at = await _made(observed_work(self._runner.core, now)), now
+                loads = await turns.run(self._runner.core.pool_loads(now))
+                self._overview = self._seen(loads, now)
+                self._work, self._work_at = await turns.run(_made(observed_work(self._runner.core, loads, now))), now
             if now - self._pool_at >= POOL_EVERY_S:
-                self._pool, self._pool_at = await _made(observed_pool(self._runner.core, now)), now
+                self._pool, self._pool_at = await turns.run(_made(observed_pool(self._runner.core, now))), now
             return self._work, self._pool
 
-    def _seen(self, now: float) -> Overview:
+    def _seen(self, loads: PoolLoads, now: float) -> Overview:
         core, settings = self._runner.core, self._runner.core.settings
         return Overview(
             now=now,
-            status=cluster_status(core, self._model_name, self._leadership.standing(), now),
+            status=cluster_status(core, loads, self._model_name, self._leadership.standing(), now),
             history=self._history_id,
             version=self._runner.history.version,
             attempts_in_prefill=len(core.state.in_prefill),
@@ -97,17 +99,17 @@ class ObserverService(observation_pb2_grpc.ObserverServicer):
         )
 
 
-async def _made(parts: Iterator[ObservedPart | None]) -> Messages:
+def _made(parts: Iterator[ObservedPart | None]) -> Generator[None, None, Messages]:
     made: Messages = []
     for part in parts:
         if part is not None:
             made.append(wire.OBSERVED_PART.encode(part))
-        await asyncio.sleep(0)
+        yield
     return made
 
 
-def sample_loads(runner: CoreRunner) -> None:
-    """Notes for the last hour how loaded the pools are."""
+def sample_loads(runner: CoreRunner) -> Generator[None, None, None]:
+    """Notes for the last hour, in parts, how loaded the pools are."""
     now = runner.clock.now()
-    loads = runner.core.pool_loads(now)
+    loads = yield from runner.core.pool_loads(now)
     runner.history.sample(loads.prefill, loads.decode, len(runner.core.state.attempts), now)

@@ -11,6 +11,7 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.history import History
 from conductor.core.recording import Recorder
 from conductor.core.types.events import Action, Decided, Event, Forgot, HungChanged, PrefillFinished, RequestSnapshot, Scored, StoreDown
+from conductor.server.turns import Turns
 from springtide.clock import Clock
 from springtide.protocol.attempts import Progress
 from springtide.protocol.scheduling import Schedule
@@ -28,6 +29,8 @@ class CoreRunner:
         self.clock = clock
         self.history = History(core.settings.ttft_slo_ms, clock.now())
         """What people are shown of what has been."""
+        self.turns = Turns()
+        """For what looks at much of the core, or tells it much, and is not waited for."""
         self._recorder = recorder
         self._hung_changes = asyncio.Event()
 

@@ -6,13 +6,15 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import TickPart
 from conductor.server.gc_tuning import GcTuner
 from conductor.server.grpc_service import ConductorService
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
@@ -21,7 +23,7 @@ from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.runner import CoreRunner
 from conductor.server.watch import ClusterFollower
-from springtide.clock import Clock, MonotonicClock, Tick
+from springtide.clock import Clock, MonotonicClock
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation
@@ -132,19 +134,26 @@ class ConductorServer:
         return OneOfSeveral(lease, lease_s, address, self._lease_clock)
 
     async def _tick(self) -> None:
-        assert self._orders is not None, "run() comes after start()"
+        runner = self._runner
         for tick in itertools.count():
             if tick % _TICKS_A_SAMPLE == 0:
-                sample_loads(self._runner)
-                await asyncio.sleep(0)
-            with metrics.TICK_SECONDS.time():
-                actions = self._runner.feed(Tick())
-            self._orders.give(actions)
-            # Both take their time in a large cluster: requests have their turn in between.
+                await runner.turns.run(sample_loads(runner))
+            await runner.turns.run(self._tick_parts())
             await asyncio.sleep(_TICK_S / 2)
-            for _ in metrics.observe_cluster(self._runner.core, self._runner.clock.now()):
-                await asyncio.sleep(0)
+            await runner.turns.run(metrics.observe_cluster(runner.core, runner.clock.now()))
             await asyncio.sleep(_TICK_S / 2)
+
+    def _tick_parts(self) -> Generator[None, None, None]:
+        assert self._orders is not None, "run() comes after start()"
+        seconds = 0.0
+        while True:
+            began = time.perf_counter()
+            self._orders.give(self._runner.feed(TickPart()))
+            seconds += time.perf_counter() - began
+            if not self._runner.core.ticks:
+                break
+            yield
+        metrics.TICK_SECONDS.observe(seconds)
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event, beside: Callable[[str], Coroutine[Any, Any, None]] | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from conductor.core.conductor import ConductorCore
 from simulator.cluster.records import Records
 from springtide.protocol.instances import Role
+from springtide.slices import at_once
 
 
 class Series:
@@ -24,7 +25,7 @@ class Series:
     def sample(self, now: float) -> None:
         columns = self._columns
         instances = self._conductor.state.instances.values()
-        loads = self._conductor.pool_loads(now)
+        loads = at_once(self._conductor.pool_loads(now))
         columns["time_s"].append(now)
         columns["prefill_load"].append(loads.prefill)
         columns["decode_load"].append(loads.decode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import chain
 from typing import TypeVar
 
 import pytest
@@ -26,6 +27,7 @@ from springtide.protocol.observation import (
 )
 from springtide.rpc.channels import connect
 from springtide.rpc.observation_pb2_grpc import ObserverStub
+from springtide.slices import at_once
 from tests.support.played_cluster import MODEL, PlayedCluster
 
 T = TypeVar("T")
@@ -52,8 +54,9 @@ def of(kind: type[T], parts: list[ObservedPart]) -> list[T]:
 
 
 def parts_of(cluster: PlayedCluster) -> list[ObservedPart]:
-    now = cluster.clock.now()
-    return [part for parts in (observed_work, observed_pool) for part in parts(cluster.core, now) if part is not None]
+    core, now = cluster.core, cluster.clock.now()
+    parts = chain(observed_work(core, at_once(core.pool_loads(now)), now), observed_pool(core, now))
+    return [part for part in parts if part is not None]
 
 
 def test_at_a_thousand_instances_all_are_told_and_no_part_is_large(large: PlayedCluster) -> None:
@@ -91,7 +94,7 @@ def test_popular_prefixes_are_told_with_who_holds_them_in_which_tier(small: Play
     small.to_ssd("prefill-1", 0.5)
     index, now = small.core.index, small.clock.now()
     told = {prefix.key: prefix for table in of(PrefixTable, parts_of(small)) for prefix in table.prefixes}
-    popular = small.core.replication.most_popular(MOST_PREFIXES, now)
+    popular = at_once(small.core.replication.most_popular(MOST_PREFIXES, now))
     assert popular and list(told) == [prefix.keys[-1] for prefix in popular]
     for prefix in popular:
         row = told[prefix.keys[-1]]

@@ -19,6 +19,7 @@ from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
+from springtide.slices import at_once
 
 PREDICTED = "early-rejection-predicted"
 REJECTING = [name for name in ADMISSIONS if name != "baseline"]
@@ -294,13 +295,13 @@ def test_errors_are_summed_up_over_the_recent_predictions() -> None:
 
 def test_load_is_the_objectives_satisfaction() -> None:
     core = make_core(prefills=["p0", "p1"], decodes=["d0", "d1"])
-    assert (core.pool_loads(0.0).prefill, core.pool_loads(0.0).decode) == (0, 0)
+    assert (at_once(core.pool_loads(0.0)).prefill, at_once(core.pool_loads(0.0)).decode) == (0, 0)
     report(core, "p0", Role.PREFILL, queue_ms=5_000)
     decoding(core, [f"b{i}" for i in range(10)], num_tokens=201)
-    loads = core.pool_loads(0.0)
+    loads = at_once(core.pool_loads(0.0))
     assert loads.prefill == pytest.approx((5_000 / 10_000 + 0) / 2)
     assert loads.by_instance[InstanceId("p0")] == pytest.approx(0.5)
     assert loads.by_instance[InstanceId("d0")] > 0
     assigned(core, request("in prefill", num_tokens=1001))
-    assert core.pool_loads(0.0).decode == loads.decode, "what is in prefill counts there"
-    assert core.pool_loads(0.0).prefill > loads.prefill
+    assert at_once(core.pool_loads(0.0)).decode == loads.decode, "what is in prefill counts there"
+    assert at_once(core.pool_loads(0.0)).prefill > loads.prefill

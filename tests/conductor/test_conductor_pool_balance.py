@@ -17,6 +17,7 @@ from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Load, Role
 from springtide.protocol.scheduling import Terms
+from springtide.slices import at_once
 
 BALANCE = PoolBalanceSettings(least_load=0.7, ratio=2.0, after_s=30.0, pause_s=100.0, drain_s=10.0)
 
@@ -183,17 +184,17 @@ def test_decode_work_is_the_share_in_the_largest_batch_that_is_allowed() -> None
 
 def test_what_a_pool_has_to_do_is_what_its_instances_report_and_what_was_placed_since() -> None:
     core = make_core(["p0", "p1"], ["d0"], ttft_slo_ms=1e9)
-    assert core.pool_use(Role.DECODE) == PoolUse(0, 0, 0, 0.0)
+    assert at_once(core.pool_use(Role.DECODE)) == PoolUse(0, 0, 0, 0.0)
     report(core, "p0", Role.PREFILL, running=1, waiting=2, tokens=3_000)
     report(core, "p1", Role.PREFILL, running=1, tokens=500)
     report(core, "d0", Role.DECODE, running=3, tokens=900, slots_available=7_500, slots_promised=500)
-    prefill = core.pool_use(Role.PREFILL)
+    prefill = at_once(core.pool_use(Role.PREFILL))
     assert (prefill.running, prefill.waiting, prefill.tokens) == (2, 2, 3_500)
-    assert core.pool_use(Role.DECODE) == PoolUse(3, 0, 900, pytest.approx(0.3))
+    assert at_once(core.pool_use(Role.DECODE)) == PoolUse(3, 0, 900, pytest.approx(0.3))
     ask(core, request("r", 401))
-    placed = core.pool_use(Role.DECODE)
+    placed = at_once(core.pool_use(Role.DECODE))
     assert placed.waiting == 1 and placed.kv_used > 0.3
-    assert core.pool_use(Role.PREFILL).waiting == 3
+    assert at_once(core.pool_use(Role.PREFILL)).waiting == 3
 
 
 def test_the_first_token_of_a_request_that_is_refused_for_it_is_predicted_too() -> None:

@@ -10,6 +10,7 @@ from conductor.core.forecast.queue_bias import QueueBias
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
+from springtide.slices import at_once
 
 
 def test_at_first_everybody_waits_for_all_that_is_ahead() -> None:
@@ -82,9 +83,9 @@ def test_the_pools_load_is_what_is_waited_for_not_the_work_that_lies_there() -> 
     report(core, "p1", Role.PREFILL, queue_ms=90_000)
     short = assigned(core, request("short", num_tokens=101))
     assert short.prefill.instance_id == "p0"
-    assert core.pool_loads(0.0).by_instance[short.prefill.instance_id] == pytest.approx(0.91, abs=0.001)
+    assert at_once(core.pool_loads(0.0)).by_instance[short.prefill.instance_id] == pytest.approx(0.91, abs=0.001)
     for _ in range(200):
         core.state.queue_bias.observe(101.0, ahead_ms=9_101.0, waited_ms=500.0)
-    loads = core.pool_loads(0.0).by_instance
+    loads = at_once(core.pool_loads(0.0)).by_instance
     assert loads[short.prefill.instance_id] == pytest.approx(0.05, abs=0.01)
     assert loads[InstanceId("p1")] == pytest.approx(9.0), "nobody is known to wait there"

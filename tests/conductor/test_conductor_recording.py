@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder, read, replay
+from conductor.core.settings import PoolBalanceSettings
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
@@ -27,6 +28,7 @@ from conductor.core.types.events import (
     StoreStillHere,
     StoreWatched,
     SwitchFailed,
+    TickPart,
 )
 from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId
@@ -127,6 +129,7 @@ EVENTS = st.one_of(
     st.builds(StoreStillHere, NAMES.map(NodeId), st.integers(0, 3)),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
+    st.just(TickPart()),
 )
 
 
@@ -160,6 +163,25 @@ def test_a_recorded_run_replays_to_the_same_actions(admission: str, run: list[tu
         done.append(decisions(core.handle(event, now)))
         core.validate()
     assert [decisions(actions) for _, _, actions in replay(lines)] == done
+
+
+def in_parts(core: ConductorCore, now: float) -> list[Action]:
+    actions = core.handle(TickPart(), now)
+    while core.ticks:
+        core.validate()
+        actions = [*actions, *core.handle(TickPart(), now)]
+    return actions
+
+
+@given(st.lists(st.tuples(EVENTS.filter(lambda event: event != TickPart()), st.sampled_from([0.0, 0.37, 12.0])), min_size=5, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_tick_in_parts_comes_to_what_one_at_once_does(run: list[tuple[Event, float]]) -> None:
+    at_once, part_by_part = (ConductorCore(replace(SETTINGS, pool_balance=PoolBalanceSettings(0.1, 1.1, 1.0, 1.0, 1.0))) for _ in range(2))
+    now = 0.0
+    for event, seconds in [*((event, 0.0) for event in brought_up()), *run]:
+        now += seconds
+        done = in_parts(part_by_part, now) if event == Tick() else part_by_part.handle(event, now)
+        assert decisions(done) == decisions(at_once.handle(event, now))
 
 
 def test_a_record_holds_the_events_as_they_were() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +15,12 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder, replay
 from conductor.core.replication.planner import ASKS_A_COPY, CopyBudget
 from conductor.core.replication.popularity import TIME_CONSTANT_S, Popularity
-from conductor.core.types.events import Action, Event, InstanceDown, Replicate, ReplicationEnded, StoreDown
+from conductor.core.types.events import Action, Event, InstanceDown, Replicate, ReplicationEnded, StoreDown, TickPart
 from springtide.clock import Tick
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
+from springtide.slices import at_once
 
 DOCUMENT = keys_of(100)
 BLOCK_BYTES = 400
@@ -58,6 +61,36 @@ def test_a_popular_prefix_of_a_congested_holder_is_copied_to_the_least_loaded_no
     assert list(order.keys) == DOCUMENT
     assert [(source.node_id, source.store_address, source.num_blocks) for source in order.sources] == [("p0", "p0:2", 100)]
     assert order.num_bytes == 100 * BLOCK_BYTES
+
+
+def in_parts(core: ConductorCore, now: float) -> Iterator[list[Replicate]]:
+    """What is ordered in each part of a tick."""
+    while True:
+        yield [action for action in core.handle(TickPart(), now) if isinstance(action, Replicate)]
+        core.validate()
+        if not core.ticks:
+            return
+
+
+def test_between_two_parts_of_a_tick_anybody_may_go_and_is_ordered_nothing_then() -> None:
+    def made() -> ConductorCore:
+        core = popular_core()
+        hold(core, "s0", [])
+        ask_often(core)
+        return core
+
+    parts = list(in_parts(made(), 0.1))
+    ordered_in = next(part for part, orders in enumerate(parts) if orders)
+    assert {order.node_id for order in parts[ordered_in]} == {"p1", "s0"}
+    for name, when in itertools.product(("p0", "p1", "p2", "s0"), range(len(parts))):
+        core, orders = made(), list[Replicate]()
+        for part, found in enumerate(in_parts(core, 0.1)):
+            orders += found
+            if part == when:
+                core.handle(StoreDown(NodeId(name)), 0.1)
+                core.handle(InstanceDown(InstanceId(name), 1), 0.1)
+        taking_part = {order.node_id for order in orders} | {source.node_id for order in orders for source in order.sources}
+        assert taking_part if when >= ordered_in else name not in taking_part
 
 
 def test_only_the_missing_part_is_counted() -> None:
@@ -290,16 +323,33 @@ def test_a_popular_prefix_outlives_a_flood_of_others_in_bounded_memory() -> None
         if turn % 40 == 0:
             popularity.ask(popular, [50], turn / 100)
         popularity.validate()
-    (found,) = popularity.most_popular(10, 20.0)
+    (found,) = at_once(popularity.most_popular(10, 20.0))
     assert list(found.keys) == popular
     assert 40 < found.asks < 50
+
+
+def test_the_most_popular_of_thousands_are_found_in_parts_between_which_some_are_forgotten() -> None:
+    popularity, chance = Popularity(keep_from=2.0, generation=2000), random.Random(5)
+    prefixes = [keys_of(1, text=number) for number in range(1000)]
+    asks = {keys[0]: 2 + chance.randrange(1000) for keys in prefixes}
+    for keys in prefixes:
+        for _ in range(asks[keys[0]]):
+            popularity.ask(keys, [1], 0.0)
+    most = sorted(asks, key=lambda end: (asks[end], end), reverse=True)[:20]
+    assert [found.keys[0] for found in at_once(popularity.most_popular(20, 0.0))] == most
+    looking = popularity.most_popular(20, 0.0)
+    next(looking)
+    for number in range(5000):
+        popularity.ask(keys_of(1, text=2000 + number), [1], 0.0)
+    assert at_once(looking) == [], "they were asked for before two generations of others"
+    popularity.validate()
 
 
 def test_a_popular_prefix_tells_how_much_of_their_prompts_its_askers_have_left() -> None:
     popularity = Popularity(keep_from=2.0)
     for blocks in (30, 20, 40):
         popularity.ask(keys_of(blocks), [20], 0.0)
-    (found,) = popularity.most_popular(10, 5.0)
+    (found,) = at_once(popularity.most_popular(10, 5.0))
     assert found.rest_blocks == pytest.approx(10)
 
 
@@ -308,9 +358,10 @@ def test_prefixes_that_are_asked_for_no_more_make_room_for_others() -> None:
     for turn in range(4):
         popularity.ask(keys_of(8, text=turn), [8], 0.0)
         popularity.ask(keys_of(8, text=turn), [8], 0.0)
-    assert len(popularity.most_popular(10, 0.0)) == 1
-    assert popularity.most_popular(10, 1_000.0) == popularity.examine(10, 1_000.0) == []
+    assert len(at_once(popularity.most_popular(10, 0.0))) == 1
+    at_once(popularity.forget_unpopular(1_000.0))
+    assert at_once(popularity.most_popular(10, 1_000.0)) == []
     popularity.ask(keys_of(8, text=9), [8], 1_000.0)
     popularity.ask(keys_of(8, text=9), [8], 1_000.0)
-    assert [list(found.keys) for found in popularity.most_popular(10, 1_000.0)] == [keys_of(8, text=9)]
+    assert [list(found.keys) for found in at_once(popularity.most_popular(10, 1_000.0))] == [keys_of(8, text=9)]
     popularity.validate()

@@ -23,12 +23,13 @@ from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.events import Decided
 from conductor.server.server import ConductorServer
 from springtide.config import ClusterConfig
+from springtide.credentials import OPEN
 from springtide.ids import new_id, new_incarnation
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol.scheduling import Schedule
-from springtide.rpc import conductor_pb2, node_pb2
+from springtide.rpc import conductor_pb2, frames, node_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from tests.support.scheduling import answered, scheduled
@@ -347,6 +348,39 @@ async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_the
         with pytest.raises(grpc.aio.AioRpcError, match=r"LiveAttempt.phase must be one of"):
             await renew(running("a", conductor_pb2.PHASE_UNSPECIFIED))
         assert [await renew(many[0]) for _ in range(2)] == [201, 1]
+
+
+async def test_of_a_thousand_reports_some_have_their_turn_and_none_overtakes_another(cluster: Cluster) -> None:
+    await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    answers: list[conductor_pb2.ScheduleAnswer] = []
+
+    def progress(name: str, phase: conductor_pb2.Phase) -> conductor_pb2.AttemptReport:
+        return conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id=name, phase=phase, output_tokens=3))
+
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        await place(conductor, "a")
+        address = (await conductor.GetScheduleAddress(conductor_pb2.GetScheduleAddressRequest())).address
+        connection = await frames.connect(
+            address,
+            frames.SCHEDULE,
+            OPEN,
+            lambda _, message: answers.append(conductor_pb2.ScheduleAnswer.FromString(message)),
+            lambda _, why: None,
+        )
+        others = [progress(f"other-{number}", conductor_pb2.PHASE_FINISHED) for number in range(1024)]
+        many = [*others, progress("a", conductor_pb2.PHASE_DECODE), progress("unheard of", conductor_pb2.PHASE_UNSPECIFIED)]
+        for number, reports in enumerate((many, [progress("a", conductor_pb2.PHASE_FINISHED)])):
+            advance = conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=reports)
+            connection.send(conductor_pb2.ScheduleQuestion(number=number, advance=advance).SerializeToString())
+        question = conductor_pb2.ScheduleQuestion(number=2, request=schedule_request("b", [], 1))
+        connection.send(question.SerializeToString())
+        await until(lambda: len(answers) == 3)
+        connection.transport.abort()
+        assert (await status(conductor)).attempts_live == 1
+    assert [(answer.number, answer.WhichOneof("outcome")) for answer in answers] == [(2, "reply"), (0, "refusal"), (1, "advanced")]
+    assert "phase" in answers[1].refusal
 
 
 async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,7 @@ from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPar
 from springtide.rpc import conductor_pb2_grpc, observation_pb2_grpc
 from springtide.rpc.channels import new_server
 from springtide.rpc.frames import SCHEDULE, FrameServer
+from springtide.slices import at_once
 
 MODEL, HISTORY = "played-70b", 7
 BLOCK_TOKENS = 64
@@ -226,7 +227,7 @@ class PlayedCluster:
         self.runner.feed(Tick())
 
     def _sample(self) -> None:
-        sample_loads(self.runner)
+        at_once(sample_loads(self.runner))
 
     def _store(self, store: _Store, keys: tuple[BlockKey, ...], own: int) -> None:
         """`own`: the blocks at the end that are nobody else's."""

@@ -105,6 +105,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         """Of which the next refresh changes some."""
         self.idle = IdleColumns(0)
         """As `instances`."""
+        self._by_name: Ints | None = None
 
     @abstractmethod
     def locate(self, bits: list[int], nodes: list[int]) -> None:
@@ -136,6 +137,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         chosen = [(instance, index.live_bit(instance.ref.node_id)) for instance in instances if self.ready(instance)]
         rows = [(instance, bit) for instance, bit in chosen if bit is not None]
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)
+        self._by_name = None
         self._node_ids = tuple(instance.ref.node_id for instance, _ in rows)
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
         self.instances = self._kind.zeros(len(rows))
@@ -145,6 +147,13 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         for row, (instance, _) in enumerate(rows):
             self.write(row, instance)
             self.idle.write(row, instance)
+
+    def by_name(self) -> Ints:
+        """[rows] the place of each among the names in their order."""
+        if self._by_name is None:
+            self._by_name = np.empty(len(self.instance_ids), np.int64)
+            self._by_name[sorted(range(len(self.instance_ids)), key=self.instance_ids.__getitem__)] = np.arange(len(self.instance_ids))
+        return self._by_name
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._row_of

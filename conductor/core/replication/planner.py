@@ -13,7 +13,7 @@ each popular prefix, whatever a request would be spared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -30,8 +30,9 @@ from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Floats
 from conductor.core.types.decision import Alternatives
 from conductor.core.types.events import Replicate, ReplicationEnded
-from springtide.ids import BlockKey, NodeId
+from springtide.ids import BlockKey, InstanceId, NodeId
 from springtide.protocol.scheduling import PrefixSource, Schedule
+from springtide.slices import saying
 
 MOST_COPIES = 16
 """At a time, over the whole cluster; a store takes two."""
@@ -88,7 +89,9 @@ class CopyBudget:
 class _Prefills:
     """The prefill instances that are ready, the least loaded first."""
 
-    instances: Sequence[Instance]
+    ready: PrefillInstances
+    """Where these rows are from: others, once other instances are ready."""
+    instance_ids: Sequence[InstanceId]
     columns: PrefillInstances
     queue_ms: Floats
 
@@ -130,8 +133,8 @@ class ReplicationPlanner:
             depths = {min(blocks, most_reused) for _, blocks in alternatives.holders} - {0}
             self._popularity.ask(request.block_keys, depths, now, request.tenant)
 
-    def most_popular(self, at_most: int, now: float) -> list[PopularPrefix]:
-        """The prefixes that are asked for most, in that order; none where nothing is replicated."""
+    def most_popular(self, at_most: int, now: float) -> Generator[None, None, list[PopularPrefix]]:
+        """Returns, in parts, the prefixes that are asked for most, in that order; none where nothing is replicated."""
         return self._popularity.most_popular(at_most, now)
 
     def ended(self, event: ReplicationEnded, now: float) -> None:
@@ -139,22 +142,28 @@ class ReplicationPlanner:
         if self._in_flight.pop(order, None) is not None:
             self._rests[order] = now + (_REFUSED_REST_S if event.failed else _REST_S)
 
-    def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> list[Replicate]:
-        """What is to be copied now, the most popular first, at most one prefix to a node."""
+    def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> Iterator[list[Replicate]]:
+        """What is to be copied now, in parts, between which the cluster may become another: the most popular first, at most one prefix to
+        a node."""
         self._forget_past(now)
-        popular = self._popularity.examine(_MOST_EXAMINED, now)
+        nothing: list[Replicate] = []
+        popular = yield from saying(nothing, self._popularity.most_popular(_MOST_EXAMINED, now))
+        yield from saying(nothing, self._popularity.forget_unpopular(now))
         if not popular:
-            return []
-        prefills = self._prefills(now)
-        orders: dict[NodeId, Replicate] = {}
+            return
         without_engine = self._without_engine(store_addresses)
+        yield nothing
+        prefills, taken = self._prefills(now), set[NodeId]()
         for prefix in popular:
+            yield nothing
+            if prefills.ready is not self._ready().instances:
+                prefills = self._prefills(now)
             matches = self._index.match(prefix.keys)
-            copies = self._copies(prefix, matches, prefills, store_addresses, orders.keys(), now)
+            orders = self._copies(prefix, matches, prefills, store_addresses, taken, now)
             if without_engine:
-                copies += self._kept(prefix, matches, without_engine, store_addresses, orders.keys(), now)
-            orders |= {order.node_id: order for order in copies}
-        return list(orders.values())
+                orders += self._kept(prefix, matches, without_engine, store_addresses, taken, now)
+            taken.update(order.node_id for order in orders)
+            yield orders
 
     def validate(self) -> None:
         """Asserts the bounds."""
@@ -164,11 +173,11 @@ class ReplicationPlanner:
     # ---- within ----
 
     def _prefills(self, now: float) -> _Prefills:
-        ready, instances = self._ready(), self._state.instances
+        ready = self._ready()
         columns, names = ready.instances, ready.instance_ids
         queue_ms = columns.queue_ms_at(now)
-        rows = sorted(range(len(names)), key=list(zip(queue_ms.tolist(), names, strict=True)).__getitem__)
-        return _Prefills([instances[names[row]] for row in rows], PrefillInstances(columns.rows[rows]), queue_ms[rows])
+        rows = np.lexsort((ready.by_name(), queue_ms))
+        return _Prefills(columns, [names[row] for row in rows.tolist()], PrefillInstances(columns.rows[rows]), queue_ms[rows])
 
     def _without_engine(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
         """Those of the stores, in order, that are known to hold something or nothing, and beside which there is no engine."""
@@ -191,7 +200,9 @@ class ReplicationPlanner:
         holding = {matches.node_of_bit[bit] for bit in bits(holders)}
         node_id = without_engine[int.from_bytes(last_key) % len(without_engine)]
         order = node_id, last_key
-        if longest < depth or holding.intersection(without_engine) or node_id in taken or order in self._in_flight or order in self._rests:
+        if longest < depth or holding.intersection(without_engine) or node_id in taken or node_id not in store_addresses:
+            return []
+        if order in self._in_flight or order in self._rests:
             return []
         sources = self._sources(holding, depth, store_addresses)
         if not sources or not self._budget.allows((node_id, sources[0].node_id), now):
@@ -224,11 +235,13 @@ class ReplicationPlanner:
         gains_ms = (waits_ms[holding[0]] if len(holding) else math.inf) - waits_ms
         sources: list[PrefixSource] = []
         orders: list[Replicate] = []
-        free = (row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken)
-        for row in islice(free, _MOST_TARGETS):
+        instances = self._state.instances
+        lacking = ((row, instances[prefills.instance_ids[row]]) for row in (held < depth).nonzero()[0].tolist())
+        free = ((row, target) for row, target in lacking if target.ref.node_id not in taken)
+        for row, target in islice(free, _MOST_TARGETS):
             if len(orders) == more:
                 break
-            target, missing = prefills.instances[row], depth - int(held[row])
+            missing = depth - int(held[row])
             if gains_ms[row] < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
                 continue
             # Sorted only now: mostly no copy pays, and the holders may be a thousand.
@@ -264,7 +277,7 @@ class ReplicationPlanner:
         cached_tokens = len(prefix.keys) * settings.block_tokens
         # Of the last, incomplete block, half on average; one token is always left.
         rest_tokens = max(round((prefix.rest_blocks + 0.5) * settings.block_tokens), 1)
-        own_ms = np.empty(len(prefills.instances))
+        own_ms = np.empty(len(prefills.instance_ids))
         _native.prompts_ms(
             prefills.columns.view,
             own_ms,
@@ -301,9 +314,10 @@ class ReplicationPlanner:
 
     def _sources(self, holding: Set[NodeId], depth: int, store_addresses: Mapping[NodeId, str]) -> list[PrefixSource]:
         """Those of the holders that are up; first where fewer transfers leave now."""
-        leaving, number = self._transfers.links.leaving, self._transfers.number
-        up = sorted(store_addresses.keys() & holding, key=lambda node_id: (int(leaving[number(node_id)]), node_id))
-        return [PrefixSource(node_id, store_addresses[node_id], depth) for node_id in up]
+        up = sorted(store_addresses.keys() & holding)
+        numbers = [self._transfers.number(node_id) for node_id in up]
+        leaving = self._transfers.links.leaving[numbers]
+        return [PrefixSource(up[row], store_addresses[up[row]], depth) for row in np.argsort(leaving, kind="stable").tolist()]
 
     def _forget_past(self, now: float) -> None:
         self._budget.forget_past(now)

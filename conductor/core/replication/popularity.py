@@ -7,17 +7,21 @@ dropped: a prefix that is asked for now and then moves to the younger generation
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from springtide.ids import BlockKey
+from springtide.slices import slices
 
 TIME_CONSTANT_S = 60.0
 _GENERATION = 8192
 """Prefixes a generation, some 2 MiB."""
 _MOST_BLOCKS = 1 << 18
 """Keys kept of all the prefixes that may be copied, some 16 MiB."""
+_AT_ONCE = 256
+"""Of these prefixes, those that a part of a look is at."""
 
 
 @dataclass(slots=True)
@@ -71,29 +75,24 @@ class Popularity:
         if len(self._young) >= self._generation:
             self._young, self._old = {}, self._young
 
-    def most_popular(self, at_most: int, now: float) -> list[PopularPrefix]:
-        """The most popular prefixes, in that order."""
-        return self._leading(self._all_asks(now), at_most)
+    def most_popular(self, at_most: int, now: float) -> Generator[None, None, list[PopularPrefix]]:
+        """Returns, in parts, the most popular prefixes, in that order."""
+        leading: list[tuple[float, BlockKey]] = []
+        for ends in slices(list(self._prefixes), _AT_ONCE):
+            found = ((self._asks(end, now), end) for end in ends)
+            leading = heapq.nlargest(at_most, [*leading, *(entry for entry in found if entry[0] >= self._keep_from)])
+            yield
+        # Between two parts some may be forgotten.
+        counts = [(asks, end, count) for asks, end in leading if (count := self._count(end)) is not None and end in self._prefixes]
+        return [PopularPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks, count.tenant) for asks, end, count in counts]
 
-    def examine(self, at_most: int, now: float) -> list[PopularPrefix]:
-        """As `most_popular`. Those that are asked for no more lose their keys by it."""
-        found = self._all_asks(now)
-        for asks, end in found:
-            if asks < self._keep_from / 2:
-                self._blocks -= len(self._prefixes.pop(end))
-        return self._leading(found, at_most)
-
-    def _all_asks(self, now: float) -> list[tuple[float, BlockKey]]:
-        return [(self._asks(end, now), end) for end in self._prefixes]
-
-    def _leading(self, found: list[tuple[float, BlockKey]], at_most: int) -> list[PopularPrefix]:
-        popular = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
-        return [self._prefix(end, asks) for asks, end in popular[:at_most]]
-
-    def _prefix(self, end: BlockKey, asks: float) -> PopularPrefix:
-        count = self._count(end)
-        assert count is not None, "a prefix is popular that nobody asked for"
-        return PopularPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks, count.tenant)
+    def forget_unpopular(self, now: float) -> Generator[None, None, None]:
+        """Takes the keys, in parts, of those that are asked for no more."""
+        for ends in slices(list(self._prefixes), _AT_ONCE):
+            for end in ends:
+                if self._asks(end, now) < self._keep_from / 2:
+                    self._blocks -= len(self._prefixes.pop(end))
+            yield
 
     def _asks(self, end: BlockKey, now: float) -> float:
         """Of late, for the prefix that ends with this block."""

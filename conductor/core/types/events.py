@@ -128,6 +128,12 @@ class SwitchFailed:
     instance_id: InstanceId
 
 
+@value_class(frozen=True, slots=True)
+class TickPart:
+    """The next part of what a Tick is in whole, or else the first: whoever waits for a decision has a turn between them, and what else
+    happens may. `ConductorCore.ticks` tells whether more of them are to come."""
+
+
 Event = (
     Schedule
     | Progress
@@ -146,6 +152,7 @@ Event = (
     | ReplicationEnded
     | SwitchFailed
     | Tick
+    | TickPart
 )
 
 
