@@ -7,7 +7,7 @@ CLIENTS := .venv-clients
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-clients test-rdma test-hosts chaos chaos-series lint proto experiments image-pins peers performance clean
+.PHONY: help serve test test-clients test-rdma test-hosts test-watching chaos chaos-series lint proto experiments image-pins peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -16,7 +16,7 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 	@exec $(BIN)/springtide up --die-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev lint ## every check and test
-	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/e2e --ignore tests/hosts --ignore tests/watching $(ARGS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" tests/e2e --durations 10 $(ARGS)
 	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
 
@@ -28,6 +28,9 @@ test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine wit
 
 test-hosts: $(VENV)/.installed-dev ## clusters of many machines: joined, placed by Ray, groups over several; cut off, killed, restarted (10 minutes and more; root)
 	$(BIN)/pytest tests/hosts -rs $(ARGS)
+
+test-watching: $(VENV)/.installed-dev ## dashboards and alerts, seen by a real Prometheus and Alertmanager in clusters that break (15 minutes; root for full disks)
+	$(BIN)/pytest tests/watching -rs $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## a real cluster under faults, checked all the time (ARGS="--minutes 10 --seed N"; docs/chaos.md)
 	@exec $(BIN)/python -m tests.chaos $(ARGS)

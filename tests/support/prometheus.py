@@ -105,10 +105,14 @@ def alerts(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [rule for group in of["groups"] for rule in group["rules"] if "alert" in rule]
 
 
+def seconds(duration: str) -> float:
+    """A duration of Prometheus."""
+    return sum(int(number) * _SECONDS[unit] for number, unit in _DURATION.findall(duration))
+
+
 def shorter(duration: str, times: float) -> str:
     """A duration of Prometheus, so many times shorter."""
-    seconds = sum(int(number) * _SECONDS[unit] for number, unit in _DURATION.findall(duration))
-    return f"{max(round(seconds / times * 1000), _LEAST_MS)}ms"
+    return f"{max(round(seconds(duration) / times * 1000), _LEAST_MS)}ms"
 
 
 def faster(given: Mapping[str, Any], times: float, patience: float = 1.0) -> dict[str, Any]:
@@ -142,7 +146,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(command: Sequence[str | Path], url: str, log: Path) -> Iterator[Server]:
+def serving(command: Sequence[str | Path], url: str, log: Path, ready_path: str = "/-/ready") -> Iterator[Server]:
     """Ready when entered, ended when left."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -152,7 +156,7 @@ def serving(command: Sequence[str | Path], url: str, log: Path) -> Iterator[Serv
         def ready() -> bool:
             assert process.poll() is None, log.read_text()
             with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"{url}/-/ready", timeout=2, trust_env=False).is_success
+                return httpx.get(f"{url}{ready_path}", timeout=2, trust_env=False).is_success
             return False
 
         wait_until(ready, f"{command[0]} to be ready")
