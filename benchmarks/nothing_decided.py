@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
 
 import uvloop
 
@@ -20,26 +19,20 @@ from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.scheduling import Assignment, PrefixSource, ScheduleReply
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import new_server
-from springtide.rpc.frames import SCHEDULE, Frames, FrameServer
+from springtide.rpc.frames import Frames
+from springtide.rpc.questions import AskedServicer
 
 ADDRESS = "127.0.0.1:50051"
 
 
-class DecidesNothing(conductor_pb2_grpc.ConductorServicer):
-    def __init__(self) -> None:
-        self.schedule_address = ""
-
-    def take(self, connection: Frames, message: bytes) -> None:
-        question = conductor_pb2.ScheduleQuestion.FromString(message)
+class DecidesNothing(AskedServicer):
+    def answer(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
         answer = conductor_pb2.ScheduleAnswer(number=question.number)
         if question.HasField("advance"):
             answer.advanced.SetInParent()
         else:
             answer.reply.CopyFrom(self._reply(question.request))
         connection.send(answer.SerializeToString())
-
-    async def GetScheduleAddress(self, request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> conductor_pb2.ScheduleAddress:
-        return conductor_pb2.ScheduleAddress(address=self.schedule_address)
 
     def _reply(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
         prefill, decode = (InstanceRef(instance_id(role, 0), role, ADDRESS, NodeId("node"), ADDRESS) for role in Role)
@@ -61,15 +54,15 @@ class DecidesNothing(conductor_pb2_grpc.ConductorServicer):
 
 
 async def serve(cluster: str) -> None:
-    credentials, service = Credentials(SECRET.encode(), cluster), DecidesNothing()
-    server, frames = new_server(credentials), FrameServer(SCHEDULE, credentials, service.take)
-    service.schedule_address = await frames.start("127.0.0.1")
+    credentials = Credentials(SECRET.encode(), cluster)
+    server, service = new_server(credentials), DecidesNothing(credentials)
+    await service.listen("127.0.0.1")
     conductor_pb2_grpc.add_ConductorServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     print(address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    await frames.close()
+    await service.hang_up()
     await server.stop(None)
 
 

@@ -1,4 +1,4 @@
-"""The Conductor's gRPC service: a message in, an event to the core, its answer in the protocol's words out."""
+"""The Conductor's service: a message in, an event to the core, its answer in the protocol's words out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Generator, Iterator
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
@@ -19,6 +18,7 @@ from conductor.core.state import Instance
 from conductor.core.types.events import Decided, Placed, Renewed
 from conductor.server.leadership import Leadership, Standing
 from conductor.server.runner import CoreRunner
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, GatewayId
 from springtide.protocol import scheduling, wire
@@ -26,8 +26,9 @@ from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.instances import HungInstances, Role
 from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus, InstanceStatus
-from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc import conductor_pb2
 from springtide.rpc.frames import Frames
+from springtide.rpc.questions import AskedServicer
 from springtide.slices import at_once, slices
 
 logger = logging.getLogger(__name__)
@@ -43,13 +44,14 @@ decisions = logging.getLogger("conductor.decisions")
 `conductor.core.placement.scheduler.decide` comes to the same decision."""
 
 
-class ConductorService(conductor_pb2_grpc.ConductorServicer):
+class ConductorService(AskedServicer):
     """The service that gateways ask. A standby takes in what it is told, as the leader does; it decides nothing."""
 
-    def __init__(self, runner: CoreRunner, leadership: Leadership, model_name: str, log_decisions_every: int = 0) -> None:
+    def __init__(
+        self, runner: CoreRunner, leadership: Leadership, model_name: str, credentials: Credentials = OPEN, log_decisions_every: int = 0
+    ) -> None:
+        super().__init__(credentials)
         self._log_decisions_every = log_decisions_every
-        self.schedule_address = ""
-        """host:port where `take` answers."""
         self._answering: set[asyncio.Task[None]] = set()
         """What is answered in turns."""
         self._advances = asyncio.Lock()
@@ -59,51 +61,31 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         self._leadership = leadership
         self._model_name = model_name
 
-    async def Schedule(
-        self,
-        questions: AsyncIterator[conductor_pb2.ScheduleQuestion],
-        context: grpc.aio.ServicerContext[conductor_pb2.ScheduleQuestion, conductor_pb2.ScheduleAnswer],
-    ) -> AsyncIterator[conductor_pb2.ScheduleAnswer]:
-        async for question in questions:
-            yield await self._answer_in_turns(question)
-            self._runner.history.explain()  # nobody waits for it
-
-    def take(self, connection: Frames, message: bytes) -> None:
-        """Answers what came over a plain connection: before anything else has its turn, but for renewals and many reports."""
-        try:
-            question = conductor_pb2.ScheduleQuestion.FromString(message)
-        except DecodeError:
-            raise ConnectionError("no question came") from None
+    def answer(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
+        """Before anything else has its turn, but for renewals and many reports."""
         if question.HasField("renew") or (question.HasField("advance") and not self._advances_at_once(question.advance)):
-            task = asyncio.create_task(self._take_in_turns(connection, question))
+            task = asyncio.create_task(self._answer_in_turns(connection, question))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
             return
-        connection.send(self._answer(question).SerializeToString())
-        self._runner.history.explain()
-
-    async def _take_in_turns(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
-        connection.send((await self._answer_in_turns(question)).SerializeToString())
-
-    def _answer(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
         with self._refusing(question) as answer:
             if question.HasField("advance"):
                 at_once(self._advanced(question.advance))
                 answer.advanced.SetInParent()
             else:
                 answer.reply.CopyFrom(wire.SCHEDULE_REPLY.encode(self._schedule(wire.SCHEDULE.decode(question.request))))
-        return answer
+        connection.send(answer.SerializeToString())
+        self._runner.history.explain()  # nobody waits for it
 
-    async def _answer_in_turns(self, question: conductor_pb2.ScheduleQuestion) -> conductor_pb2.ScheduleAnswer:
-        if not question.HasField("renew") and not question.HasField("advance"):
-            return self._answer(question)
+    async def _answer_in_turns(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
         with self._refusing(question) as answer:
             if question.HasField("renew"):
-                answer.renewed.CopyFrom(await self._renew(question.renew))
+                await self._runner.turns.run(self._renewed(question.renew))
+                answer.renewed.SetInParent()
             else:
                 await self._advance(question.advance)
                 answer.advanced.SetInParent()
-        return answer
+        connection.send(answer.SerializeToString())
 
     @contextlib.contextmanager
     def _refusing(self, question: conductor_pb2.ScheduleQuestion) -> Iterator[conductor_pb2.ScheduleAnswer]:
@@ -117,13 +99,6 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             # Others wait for answers over the same connection.
             logger.exception("no answer to the question %d about %s", question.number, question.request.attempt_id)
             answer.refusal = f"it has failed: {type(error).__name__}"
-
-    async def GetScheduleAddress(
-        self,
-        request: conductor_pb2.GetScheduleAddressRequest,
-        context: grpc.aio.ServicerContext[conductor_pb2.GetScheduleAddressRequest, conductor_pb2.ScheduleAddress],
-    ) -> conductor_pb2.ScheduleAddress:
-        return conductor_pb2.ScheduleAddress(address=self.schedule_address)
 
     def _schedule(self, asked: scheduling.Schedule) -> ScheduleReply:
         """Raises ValueError, naming the field, when it makes no sense here."""
@@ -142,22 +117,10 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         _log(asked, decided, self._log_decisions_every)
         return schedule_reply(decided, asked.debug, standing.epoch)
 
-    async def Advance(
-        self,
-        request: conductor_pb2.AdvanceRequest,
-        context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
-    ) -> conductor_pb2.AdvanceReply:
-        try:
-            await self._advance(request)
-        except (ValueError, InvalidRequest) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return conductor_pb2.AdvanceReply()
-
     def _advances_at_once(self, request: conductor_pb2.AdvanceRequest) -> bool:
         return len(request.reports) <= _ADVANCED_AT_ONCE and not self._advances_waiting
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
-        """Raises ValueError and InvalidRequest for a report that makes no sense."""
         self._advances_waiting += 1
         try:
             async with self._advances:
@@ -166,28 +129,14 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             self._advances_waiting -= 1
 
     def _advanced(self, request: conductor_pb2.AdvanceRequest) -> Generator[None, None, None]:
+        """Raises ValueError and InvalidRequest for a report that makes no sense."""
         for message in request.reports:
             report = wire.ATTEMPT_REPORT.decode(message)
             self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
             yield
 
-    async def Renew(
-        self,
-        request: conductor_pb2.RenewRequest,
-        context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
-    ) -> conductor_pb2.RenewReply:
-        try:
-            return await self._renew(request)
-        except (ValueError, InvalidRequest) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise
-
-    async def _renew(self, request: conductor_pb2.RenewRequest) -> conductor_pb2.RenewReply:
-        """Raises ValueError and InvalidRequest for an attempt that makes no sense."""
-        await self._runner.turns.run(self._renewed(request))
-        return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
-
     def _renewed(self, request: conductor_pb2.RenewRequest) -> Generator[None, None, None]:
+        """Raises ValueError and InvalidRequest for an attempt that makes no sense."""
         core, unchanged, attempts = self._runner.core, list[AttemptId](), list[LiveAttempt]()
         for first in range(0, len(request.attempts), _RENEWED_AT_ONCE):
             for message in request.attempts[first : first + _RENEWED_AT_ONCE]:

@@ -32,7 +32,6 @@ from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, observation_pb2, observation_pb2_grpc
 from springtide.rpc.channels import listen, new_server
-from springtide.rpc.frames import SCHEDULE, FrameServer
 from springtide.rpc.health import add_health_and_reflection
 from springtide.telemetry import serve_metrics
 
@@ -69,7 +68,7 @@ class ConductorServer:
             self._membership, self._runner, config.conductor.lease_s, config.silence_s, model_info.fingerprint, self._credentials
         )
         self._grpc = new_server(self._credentials)
-        self._frames: FrameServer | None = None
+        self._service: ConductorService | None = None
 
     async def start(self) -> str:
         """Serves and announces itself; returns its gRPC host:port."""
@@ -78,9 +77,9 @@ class ConductorServer:
         address = listen(self._grpc, f"{host}:0", self._credentials)
         self._leadership = self._stand(address)
         self._orders = Orders(self._runner, self._leadership, self._credentials)
-        service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
-        self._frames = FrameServer(SCHEDULE, self._credentials, service.take)
-        service.schedule_address = await self._frames.start(host)
+        log_decisions_every = self._arguments.config.log.decisions_every
+        service = self._service = ConductorService(self._runner, self._leadership, name, self._credentials, log_decisions_every)
+        await service.listen(host)
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
         observer = ObserverService(self._runner, self._leadership, name, self._incarnation)
         observation_pb2_grpc.add_ObserverServicer_to_server(observer, self._grpc)
@@ -118,8 +117,8 @@ class ConductorServer:
         if self._orders is not None:
             await self._orders.close()
         await self._membership.close()
-        if self._frames is not None:
-            await self._frames.close()
+        if self._service is not None:
+            await self._service.hang_up()
         await self._grpc.stop(_GRACE_S)
         if self._record is not None:
             await asyncio.to_thread(self._record.close)

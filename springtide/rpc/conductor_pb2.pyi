@@ -305,10 +305,8 @@ class RenewRequest(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
-    __slots__ = ("ttl_ms",)
-    TTL_MS_FIELD_NUMBER: _ClassVar[int]
-    ttl_ms: int
-    def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WatchHungRequest(_message.Message):
     __slots__ = ("gateway_id",)

@@ -34,25 +34,10 @@ class ConductorStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Schedule = channel.stream_stream(
-                '/springtide.v1.Conductor/Schedule',
-                request_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
-                _registered_method=True)
         self.GetScheduleAddress = channel.unary_unary(
                 '/springtide.v1.Conductor/GetScheduleAddress',
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.FromString,
-                _registered_method=True)
-        self.Advance = channel.unary_unary(
-                '/springtide.v1.Conductor/Advance',
-                request_serializer=springtide_dot_v1_dot_conductor__pb2.AdvanceRequest.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_conductor__pb2.AdvanceReply.FromString,
-                _registered_method=True)
-        self.Renew = channel.unary_unary(
-                '/springtide.v1.Conductor/Renew',
-                request_serializer=springtide_dot_v1_dot_conductor__pb2.RenewRequest.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_conductor__pb2.RenewReply.FromString,
                 _registered_method=True)
         self.WatchHung = channel.unary_stream(
                 '/springtide.v1.Conductor/WatchHung',
@@ -69,30 +54,8 @@ class ConductorStub:
 class ConductorServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Schedule(self, request_iterator, context):
-        """Questions over one call, each answered once, in whatever order.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetScheduleAddress(self, request, context):
-        """Where the same is asked over a plain connection (docs/wire.md), as gateways do: over gRPC a question costs more than most answers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Advance(self, request, context):
-        """How attempts get on. Late and repeated reports are no-ops.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Renew(self, request, context):
-        """A gateway is alive, and exactly these attempts of its own are running. Teaches a Conductor that was away what has begun and what has
-        ended: an attempt that two renewals of its gateway on end do not list is over. Attempts whose gateway is silent for a lease are forgotten.
+        """Where gateways ask it, over a plain connection (docs/wire.md): over gRPC a question would cost more than most answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,25 +77,10 @@ class ConductorServicer:
 
 def add_ConductorServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Schedule': grpc.stream_stream_rpc_method_handler(
-                    servicer.Schedule,
-                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.FromString,
-                    response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.SerializeToString,
-            ),
             'GetScheduleAddress': grpc.unary_unary_rpc_method_handler(
                     servicer.GetScheduleAddress,
                     request_deserializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.SerializeToString,
-            ),
-            'Advance': grpc.unary_unary_rpc_method_handler(
-                    servicer.Advance,
-                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.AdvanceRequest.FromString,
-                    response_serializer=springtide_dot_v1_dot_conductor__pb2.AdvanceReply.SerializeToString,
-            ),
-            'Renew': grpc.unary_unary_rpc_method_handler(
-                    servicer.Renew,
-                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.RenewRequest.FromString,
-                    response_serializer=springtide_dot_v1_dot_conductor__pb2.RenewReply.SerializeToString,
             ),
             'WatchHung': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchHung,
@@ -156,33 +104,6 @@ class Conductor:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Schedule(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/springtide.v1.Conductor/Schedule',
-            springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
-            springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def GetScheduleAddress(request,
             target,
             options=(),
@@ -199,60 +120,6 @@ class Conductor:
             '/springtide.v1.Conductor/GetScheduleAddress',
             springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.SerializeToString,
             springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Advance(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/springtide.v1.Conductor/Advance',
-            springtide_dot_v1_dot_conductor__pb2.AdvanceRequest.SerializeToString,
-            springtide_dot_v1_dot_conductor__pb2.AdvanceReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Renew(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/springtide.v1.Conductor/Renew',
-            springtide_dot_v1_dot_conductor__pb2.RenewRequest.SerializeToString,
-            springtide_dot_v1_dot_conductor__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

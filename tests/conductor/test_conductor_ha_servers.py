@@ -76,8 +76,8 @@ class Conductor:
         """As on SIGKILL: it answers no more, and its lease runs out."""
         self._running.cancel()
         await asyncio.wait([self._running])
-        assert self._server._frames is not None
-        await self._server._frames.close()
+        assert self._server._service is not None
+        await self._server._service.hang_up()
         await self._server._grpc.stop(None)
 
     async def status(self) -> conductor_pb2.ClusterStatus:
@@ -87,7 +87,7 @@ class Conductor:
     async def schedule(self, attempt: str, epoch: int = 0) -> ScheduleReply:
         async with connect(self.address) as channel:
             request = wire.SCHEDULE.encode(replace(a_request(attempt), epoch=epoch))
-            return wire.SCHEDULE_REPLY.decode(await scheduled(ConductorStub(channel), request))
+            return wire.SCHEDULE_REPLY.decode(await scheduled(channel, request))
 
     async def leads(self) -> bool:
         return (await self.status()).leads

@@ -171,7 +171,7 @@ async def test_a_conductor_has_what_its_requests_share_copied_off_a_congested_no
             while not (await stub.GetCluster(conductor_pb2.GetClusterRequest())).ready or other.store.watches == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(40):
-                await scheduled(stub, schedule_request(f"a{number}", support_keys(20), 20 * 8 + 1))
+                await scheduled(channel, schedule_request(f"a{number}", support_keys(20), 20 * 8 + 1))
             other.engine.report()
             while len(other.store.keys) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 from conductor_nodes import Node, schedule_request
 from conductor_support import keys_of
@@ -22,17 +22,18 @@ from conductor.core.recording import replay
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.events import Decided
 from conductor.server.server import ConductorServer
+from gateway.schedule_stream import ScheduleStream, Unanswered
 from springtide.config import ClusterConfig
-from springtide.credentials import OPEN
 from springtide.ids import new_id, new_incarnation
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol.scheduling import Schedule
-from springtide.rpc import conductor_pb2, frames, node_pb2
+from springtide.rpc import conductor_pb2, node_pb2
 from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2 import ScheduleReply
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
-from tests.support.scheduling import answered, scheduled
+from tests.support.scheduling import SOON_S, asking
 from tests.support.valkey import new_valkey
 from tests.support.waiting import until
 
@@ -44,6 +45,14 @@ MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100
 def valkey() -> Iterator[ValkeyServer]:
     with new_valkey() as server:
         yield server
+
+
+@dataclass(frozen=True, slots=True)
+class Conductor:
+    """As gateways and operators reach it."""
+
+    stub: ConductorStub
+    stream: ScheduleStream
 
 
 class Cluster:
@@ -63,7 +72,7 @@ class Cluster:
         return node
 
     @asynccontextmanager
-    async def conductor(self, **settings: Any) -> AsyncIterator[ConductorStub]:
+    async def conductor(self, **settings: Any) -> AsyncIterator[Conductor]:
         config = ClusterConfig.model_validate(
             {
                 "redis_url": self.redis_url,
@@ -77,8 +86,8 @@ class Cluster:
         address = await server.start()
         running = asyncio.create_task(server.run(stop))
         try:
-            async with connect(address) as channel:
-                yield ConductorStub(channel)
+            async with connect(address) as channel, asking(channel) as stream:
+                yield Conductor(ConductorStub(channel), stream)
         finally:
             stop.set()
             await running
@@ -96,20 +105,20 @@ async def cluster(valkey: ValkeyServer) -> AsyncIterator[Cluster]:
     await cluster.close()
 
 
-async def status(conductor: ConductorStub) -> conductor_pb2.ClusterStatus:
-    return await conductor.GetCluster(conductor_pb2.GetClusterRequest())
+async def status(conductor: Conductor) -> conductor_pb2.ClusterStatus:
+    return await conductor.stub.GetCluster(conductor_pb2.GetClusterRequest())
 
 
-async def until_ready(conductor: ConductorStub, *names: str) -> None:
+async def until_ready(conductor: Conductor, *names: str) -> None:
     async def all_ready() -> bool:
         return set(names) == {i.instance.instance_id for i in (await status(conductor)).instances if i.ready}
 
     await until(all_ready)
 
 
-async def place(conductor: ConductorStub, attempt: str, num_blocks: int = 20, **fields: Any) -> conductor_pb2.ScheduleReply:
+async def place(conductor: Conductor, attempt: str, num_blocks: int = 20, **fields: Any) -> conductor_pb2.ScheduleReply:
     # Keys are of blocks of 4 tokens, the cluster's blocks have 8: what a key stands for is the gateway's and the stores' affair.
-    return await scheduled(conductor, schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields))
+    return await conductor.stream.ask(schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields), SOON_S)
 
 
 async def test_requests_are_placed_by_what_stores_and_engines_say(cluster: Cluster) -> None:
@@ -182,7 +191,7 @@ async def test_who_hangs_is_told_to_gateways_and_gets_no_more_work(cluster: Clus
     await cluster.add("decode-0", "decode")
     async with cluster.conductor() as conductor:
         await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
-        stream = aiter(conductor.WatchHung(conductor_pb2.WatchHungRequest(gateway_id="gateway-0")))
+        stream = aiter(conductor.stub.WatchHung(conductor_pb2.WatchHungRequest(gateway_id="gateway-0")))
         assert await hung_names(stream) == []
         match how:
             case "silent":
@@ -222,7 +231,8 @@ async def test_a_request_that_makes_no_sense_is_refused_by_the_name_of_its_field
     cluster: Cluster, request_: conductor_pb2.ScheduleRequest, field: str
 ) -> None:
     async with cluster.conductor() as conductor:
-        assert field in (await answered(conductor, request_)).refusal
+        with pytest.raises(Unanswered, match=field):
+            await conductor.stream.ask(request_, SOON_S)
 
 
 async def test_an_instance_is_out_as_soon_as_its_engine_or_its_store_is_lost(cluster: Cluster) -> None:
@@ -311,13 +321,12 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
             num_tokens=161,
             cached_tokens=80,
         )
-        reply = await conductor.Renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=[running]))
-        assert reply.ttl_ms == 30_000
+        await conductor.stream.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=[running]), SOON_S)
         await until_ready(conductor, "prefill-0", "decode-0")
         assert (await status(conductor)).attempts_live == 1
         assert (await place(conductor, "b")).assignment.local_blocks == 10
         finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.PHASE_FINISHED))
-        await conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]))
+        await conductor.stream.advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]), SOON_S)
         assert (await status(conductor)).attempts_live == 1
 
 
@@ -333,7 +342,7 @@ async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_the
         await place(conductor, "a")
 
         async def renew(*attempts: conductor_pb2.LiveAttempt) -> int:
-            await conductor.Renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=attempts))
+            await conductor.stream.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=attempts), SOON_S)
             return (await status(conductor)).attempts_live
 
         async def queue_ms() -> float:
@@ -345,7 +354,7 @@ async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_the
             assert await queue_ms() > 0
         assert await renew(running("a", conductor_pb2.PHASE_DECODE), *many) == 201
         assert await queue_ms() == 0
-        with pytest.raises(grpc.aio.AioRpcError, match=r"LiveAttempt.phase must be one of"):
+        with pytest.raises(Unanswered, match=r"LiveAttempt.phase must be one of"):
             await renew(running("a", conductor_pb2.PHASE_UNSPECIFIED))
         assert [await renew(many[0]) for _ in range(2)] == [201, 1]
 
@@ -353,34 +362,34 @@ async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_the
 async def test_of_a_thousand_reports_some_have_their_turn_and_none_overtakes_another(cluster: Cluster) -> None:
     await cluster.add("prefill-0", "prefill")
     await cluster.add("decode-0", "decode")
-    answers: list[conductor_pb2.ScheduleAnswer] = []
+    answers: list[tuple[str, str]] = []
 
     def progress(name: str, phase: conductor_pb2.Phase) -> conductor_pb2.AttemptReport:
         return conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id=name, phase=phase, output_tokens=3))
 
+    async def answered(name: str, told: Awaitable[object]) -> None:
+        try:
+            await told
+            answers.append((name, ""))
+        except Unanswered as error:
+            answers.append((name, str(error)))
+
     async with cluster.conductor() as conductor:
         await until_ready(conductor, "prefill-0", "decode-0")
         await place(conductor, "a")
-        address = (await conductor.GetScheduleAddress(conductor_pb2.GetScheduleAddressRequest())).address
-        connection = await frames.connect(
-            address,
-            frames.SCHEDULE,
-            OPEN,
-            lambda _, message: answers.append(conductor_pb2.ScheduleAnswer.FromString(message)),
-            lambda _, why: None,
-        )
         others = [progress(f"other-{number}", conductor_pb2.PHASE_FINISHED) for number in range(1024)]
-        many = [*others, progress("a", conductor_pb2.PHASE_DECODE), progress("unheard of", conductor_pb2.PHASE_UNSPECIFIED)]
-        for number, reports in enumerate((many, [progress("a", conductor_pb2.PHASE_FINISHED)])):
-            advance = conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=reports)
-            connection.send(conductor_pb2.ScheduleQuestion(number=number, advance=advance).SerializeToString())
-        question = conductor_pb2.ScheduleQuestion(number=2, request=schedule_request("b", [], 1))
-        connection.send(question.SerializeToString())
-        await until(lambda: len(answers) == 3)
-        connection.transport.abort()
+        reports = {
+            "many": [*others, progress("a", conductor_pb2.PHASE_DECODE), progress("unheard of", conductor_pb2.PHASE_UNSPECIFIED)],
+            "one more": [progress("a", conductor_pb2.PHASE_FINISHED)],
+        }
+        advances = {name: conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=some) for name, some in reports.items()}
+        await asyncio.gather(
+            *(answered(name, conductor.stream.advance(advance, SOON_S)) for name, advance in advances.items()),
+            answered("question", conductor.stream.ask(schedule_request("b", [], 1), SOON_S)),
+        )
         assert (await status(conductor)).attempts_live == 1
-    assert [(answer.number, answer.WhichOneof("outcome")) for answer in answers] == [(2, "reply"), (0, "refusal"), (1, "advanced")]
-    assert "phase" in answers[1].refusal
+    assert [name for name, _ in answers] == ["question", "many", "one more"]
+    assert ["phase" in refusal for _, refusal in answers] == [False, True, False]
 
 
 async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog: pytest.LogCaptureFixture) -> None:
@@ -410,10 +419,10 @@ async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog:
 class Readiness:
     """Asks all the time whether the cluster is ready."""
 
-    def __init__(self, conductor: ConductorStub) -> None:
+    def __init__(self, conductor: Conductor) -> None:
         self._task = asyncio.create_task(self._watch(conductor))
 
-    async def _watch(self, conductor: ConductorStub) -> None:
+    async def _watch(self, conductor: Conductor) -> None:
         async def unready() -> bool:
             return not (await status(conductor)).ready
 
@@ -475,10 +484,7 @@ async def test_a_question_that_the_core_fails_at_takes_no_other_with_it(cluster:
 
     monkeypatch.setattr(ConductorCore, "_schedule", fails_at_one)
     async with cluster.conductor() as conductor:
-        call = conductor.Schedule()
-        for number, name in enumerate(("a", "poison", "b")):
-            await call.write(conductor_pb2.ScheduleQuestion(number=number, request=schedule_request(name, [], 1)))
-        answers = [await call.read() for _ in range(3)]
-        call.cancel()
-    assert [(answer.number, answer.WhichOneof("outcome")) for answer in answers] == [(0, "reply"), (1, "refusal"), (2, "reply")]
-    assert "RuntimeError" in answers[1].refusal
+        questions = [conductor.stream.ask(schedule_request(name, [], 1), SOON_S) for name in ("a", "poison", "b")]
+        first, poisoned, last = await asyncio.gather(*questions, return_exceptions=True)
+    assert isinstance(first, ScheduleReply) and isinstance(last, ScheduleReply)
+    assert isinstance(poisoned, Unanswered) and "RuntimeError" in str(poisoned) and not poisoned.lost

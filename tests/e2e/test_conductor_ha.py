@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import itertools
 import json
@@ -24,9 +25,10 @@ import pytest
 
 from deploy.local.plan import VALKEY_DIRECTORY
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc.channels import connect
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
-from tests.support.scheduling import question
+from tests.support.scheduling import asking
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.alone
@@ -172,23 +174,27 @@ def test_a_killed_leader_costs_no_request(cluster: Cluster) -> None:
         cluster.wait_ready(restarted=leader)
 
 
-def test_a_leader_that_stood_still_is_not_believed_when_it_goes_on(cluster: Cluster) -> None:
+async def test_a_leader_that_stood_still_is_not_believed_when_it_goes_on(cluster: Cluster) -> None:
     leader, epoch = leader_of(cluster)
+    credentials = cluster.record.credentials
     address = next(member.address for member in cluster.members() if member.member_id == leader)
     asked = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     pid = cluster.pid_of(leader)
     assert pid is not None
-    with load_on(cluster) as load, grpc.insecure_channel(address) as channel:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            stopped_at = time.monotonic()
-            late = conductor_pb2_grpc.ConductorStub(channel).Schedule(iter([question(asked)]), timeout=WAIT_S, metadata=cluster.metadata)
-            load.wait_for_more()
-            heir, next_epoch = leader_of(cluster)
-            assert f"conductor: {heir} leads (epoch {next_epoch})" in shown_status(cluster)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        answer = next(late).reply
+    with load_on(cluster) as load:
+        async with connect(address, credentials) as channel, asking(channel, credentials) as conductor:
+            # There is a connection, then.
+            await conductor.renew(conductor_pb2.RenewRequest(gateway_id="nobody"), WAIT_S)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                stopped_at = time.monotonic()
+                late = asyncio.create_task(conductor.ask(asked, WAIT_S))
+                await asyncio.to_thread(load.wait_for_more)
+                heir, next_epoch = await asyncio.to_thread(leader_of, cluster)
+                assert f"conductor: {heir} leads (epoch {next_epoch})" in await asyncio.to_thread(shown_status, cluster)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            answer = await late
         load.wait_for_more()
         print(load.report("the leader stopped by SIGSTOP", stopped_at))
     assert set(load.ends) == {GOOD}

@@ -6,8 +6,9 @@ import json
 import socket
 import ssl
 import stat
+import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ from springtide.rpc import (
     store_pb2,
     store_pb2_grpc,
 )
-from springtide.rpc.authentication import TOKEN_KEY
+from springtide.rpc.authentication import REFUSAL, TOKEN_KEY
+from springtide.rpc.frames import SCHEDULE
 from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
 from tests.support.reference import random_prompt
-from tests.support.scheduling import question
 
 TIMEOUT_S = 10
 KINDS = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary", (True, True): "stream_stream"}
@@ -121,10 +122,13 @@ def test_no_port_of_the_cluster_but_the_public_one_answers_a_stranger(cluster: C
     assert serves(cluster)
 
 
-def asked_of(channel: grpc.Channel) -> Callable[..., Any]:
-    """Asks a Conductor where a request should run."""
-    conductor = conductor_pb2_grpc.ConductorStub(channel)
-    return lambda asked, **options: next(conductor.Schedule(iter([question(asked)]), **options))
+def told(address: str, greeting: bytes, *questions: conductor_pb2.ScheduleQuestion) -> bytes:
+    """All that a Conductor says to who greets it so, and does not wait to be welcomed."""
+    host, _, port = address.rpartition(":")
+    messages = (greeting, *(question.SerializeToString() for question in questions))
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+        plain.sendall(b"".join(struct.pack("<I", len(message)) + message for message in messages))
+        return b"".join(iter(lambda: plain.recv(1 << 16), b""))
 
 
 @pytest.mark.parametrize("token", ["", str(Credentials(b"the secret of another cluster", "springtide").token)], ids=["none", "another's"])
@@ -134,23 +138,30 @@ def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
     asked = cluster.status().requests_scheduled
     schedule = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     forgets_all = conductor_pb2.RenewRequest(gateway_id="gateway-0")
+    conductor_at = member(cluster, "conductor").address
+    with cluster.channel(conductor_at) as known:
+        stub = conductor_pb2_grpc.ConductorStub(known)
+        asked_at = stub.GetScheduleAddress(conductor_pb2.GetScheduleAddressRequest(), timeout=TIMEOUT_S, metadata=cluster.metadata).address
     with (
-        grpc.insecure_channel(member(cluster, "conductor").address) as conductor,
+        grpc.insecure_channel(conductor_at) as conductor,
         grpc.insecure_channel(member(cluster, "decode").address) as decode,
         grpc.insecure_channel(member(cluster, "store").address) as store,
     ):
         for call, request in (
-            (asked_of(conductor), schedule),
-            (conductor_pb2_grpc.ConductorStub(conductor).Renew, forgets_all),
+            (conductor_pb2_grpc.ConductorStub(conductor).GetScheduleAddress, conductor_pb2.GetScheduleAddressRequest()),
             (node_pb2_grpc.DecodeNodeStub(decode).SwitchRole, node_pb2.SwitchRoleRequest(to=common_pb2.ROLE_PREFILL)),
             (store_pb2_grpc.StoreStub(store).Evict, store_pb2.EvictRequest(all=True)),
         ):
             with pytest.raises(grpc.RpcError) as refused:
                 call(request, timeout=TIMEOUT_S, metadata=metadata)
             assert code_of(refused.value) is grpc.StatusCode.UNAUTHENTICATED
+    questions = conductor_pb2.ScheduleQuestion(request=schedule), conductor_pb2.ScheduleQuestion(number=1, renew=forgets_all)
+    refusal = told(asked_at, SCHEDULE + b"\n" + token.encode(), *questions)
+    assert refusal == struct.pack("<I", len(REFUSAL)) + REFUSAL.encode()
     assert {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances} == before
     assert cluster.status().requests_scheduled == asked
-    assert "refused a call of /springtide.v1.Conductor/Schedule by a stranger" in cluster.log("conductor-0")
+    assert "refused a call of /springtide.v1.Conductor/GetScheduleAddress by a stranger" in cluster.log("conductor-0")
+    assert "refused a connection of a stranger at" in cluster.log("conductor-0")
     assert serves(cluster)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from springtide.blocks import KEY_BYTES
 from springtide.config import ClusterConfig, ConductorConfig, KVConfig, ServerConfig
+from springtide.credentials import OPEN
 from springtide.ids import AttemptId
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
@@ -22,7 +23,8 @@ from springtide.protocol.outputs import PromptLogprobs, SampledToken, TokenLogpr
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
-from tests.support.frames import asked
+from springtide.rpc.frames import Frames
+from springtide.rpc.questions import AskedServicer
 
 MODEL = "demo-model"
 EOS = 2
@@ -110,26 +112,25 @@ class Cluster:
 
 
 @asynccontextmanager
-async def serving(conductor: conductor_pb2_grpc.ConductorServicer, where: Callable[..., Any] | None = None) -> AsyncIterator[str]:
-    """Serves it for as long as the context lasts, at this address. `where` answers where it is to be asked."""
-    async with asked(conductor):
-        if where is not None:
-            setattr(conductor, "GetScheduleAddress", where)  # noqa: B010
-        server = new_server()
-        conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        try:
-            yield address
-        finally:
-            await server.stop(None)
+async def serving(conductor: AskedServicer) -> AsyncIterator[str]:
+    """Serves it for as long as the context lasts, at this address."""
+    server = new_server()
+    conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await conductor.listen("127.0.0.1")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await conductor.hang_up()
+        await server.stop(None)
 
 
-class FakeConductor(conductor_pb2_grpc.ConductorServicer):
+class FakeConductor(AskedServicer):
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__(OPEN)
         self._cluster = cluster
         self._server = new_server()
-        self._asked = AsyncExitStack()
         self.address = ""
         self.ready = True
         self.rejections: list[conductor_pb2.Rejection] = []
@@ -147,21 +148,30 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = new_server()
-        await self._asked.enter_async_context(asked(self))
+        await self.listen("127.0.0.1")
         conductor_pb2_grpc.add_ConductorServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         await self._server.start()
 
     async def stop(self) -> None:
-        await self._asked.aclose()
+        await self.hang_up()
         await self._server.stop(None)
 
     def phases(self, attempt_id: str) -> list[int]:
         return [advance.phase for advance in self.advances if advance.attempt_id == attempt_id]
 
-    async def Schedule(self, questions: AsyncIterator[conductor_pb2.ScheduleQuestion], context: Any) -> AsyncIterator[Any]:
-        async for question in questions:
-            yield conductor_pb2.ScheduleAnswer(number=question.number, reply=self._placed(question.request))
+    def answer(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
+        answer = conductor_pb2.ScheduleAnswer(number=question.number)
+        match question.WhichOneof("question"):
+            case "request":
+                answer.reply.CopyFrom(self._placed(question.request))
+            case "advance":
+                self.advances += [report.progress for report in question.advance.reports]
+                answer.advanced.SetInParent()
+            case "renew":
+                self.renewals.append(question.renew)
+                answer.renewed.SetInParent()
+        connection.send(answer.SerializeToString())
 
     def _placed(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
         self.requests.append(request)
@@ -189,14 +199,6 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         return conductor_pb2.InstanceRef(
             instance_id=name, role=role, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
         )
-
-    async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
-        self.advances += [report.progress for report in request.reports]
-        return conductor_pb2.AdvanceReply()
-
-    async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
-        self.renewals.append(request)
-        return conductor_pb2.RenewReply(ttl_ms=30_000)
 
     async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
         while True:

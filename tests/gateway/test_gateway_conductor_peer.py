@@ -11,19 +11,25 @@ from gateway_cluster import serving
 
 from gateway import conductor_link
 from gateway.conductor_link import MOST_KEPT, ConductorPeer
+from springtide.credentials import OPEN
 from springtide.errors import Unavailable
 from springtide.ids import AttemptId, GatewayId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.scheduling import Schedule
-from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc import conductor_pb2
+from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion
+from springtide.rpc.frames import Frames
+from springtide.rpc.questions import AskedServicer
 from tests.support.waiting import until
 
 GATEWAY = GatewayId("gateway-0")
 REQUEST = Schedule(AttemptId("a.1"), RequestId("a"), GATEWAY, [], 1, 1)
 
 
-class HangingConductor(conductor_pb2_grpc.ConductorServicer):
+class HangingConductor(AskedServicer):
     def __init__(self) -> None:
+        super().__init__(OPEN)
+        self._answering: list[asyncio.Task[None]] = []
         self.asked = asyncio.Event()
         self.answers = asyncio.Event()
         """Until it is set, whoever asks is not answered."""
@@ -32,24 +38,33 @@ class HangingConductor(conductor_pb2_grpc.ConductorServicer):
         self.goes_on = asyncio.Event()
         """Until it is set, whoever reports is not answered."""
 
-    async def Schedule(self, questions: AsyncIterator[conductor_pb2.ScheduleQuestion], context: Any) -> AsyncIterator[Any]:
-        async for question in questions:
-            self.asked.set()
-            await self.answers.wait()
-            yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"of {question.request.attempt_id}")
+    def answer(self, connection: Frames, question: ScheduleQuestion) -> None:
+        self._answering.append(asyncio.create_task(self._answer(connection, question)))
 
-    async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
-        self.told.append(request.reports)
-        await self.goes_on.wait()
-        return conductor_pb2.AdvanceReply()
+    async def _answer(self, connection: Frames, question: ScheduleQuestion) -> None:
+        answer = ScheduleAnswer(number=question.number)
+        match question.WhichOneof("question"):
+            case "request":
+                self.asked.set()
+                await self.answers.wait()
+                answer.refusal = f"of {question.request.attempt_id}"
+            case "advance":
+                self.told.append(question.advance.reports)
+                await self.goes_on.wait()
+                answer.advanced.SetInParent()
+            case "renew":
+                answer.renewed.SetInParent()
+        connection.send(answer.SerializeToString())
+
+    async def hang_up(self) -> None:
+        await super().hang_up()
+        for answering in self._answering:
+            answering.cancel()
 
     async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
         self.watches += 1
         yield conductor_pb2.HungInstances()
         await asyncio.Event().wait()
-
-    async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
-        return conductor_pb2.RenewReply()
 
     @property
     def names(self) -> list[str]:

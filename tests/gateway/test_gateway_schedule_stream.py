@@ -1,4 +1,4 @@
-"""Questions to a Conductor over one call: answered in whatever order, given up one by one, lost together."""
+"""Questions to a Conductor over one connection: answered in whatever order, given up one by one, lost together."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ import pytest
 from gateway_cluster import serving
 
 from gateway.schedule_stream import ScheduleStream, Unanswered
-from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.credentials import OPEN
 from springtide.rpc.channels import connect
-from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
+from springtide.rpc.conductor_pb2 import (
+    GetScheduleAddressRequest,
+    ScheduleAddress,
+    ScheduleAnswer,
+    ScheduleQuestion,
+    ScheduleReply,
+    ScheduleRequest,
+)
+from springtide.rpc.frames import Frames
+from springtide.rpc.questions import AskedServicer
 from tests.support.waiting import until
 
 SOON_S = 10.0
 
 
-class Slow(conductor_pb2_grpc.ConductorServicer):
+class Slow(AskedServicer):
     """Answers when it is told to, with the attempt's name as the reason."""
 
     def __init__(self) -> None:
+        super().__init__(OPEN)
         self.asked: list[ScheduleQuestion] = []
-        self.answers: asyncio.Queue[ScheduleAnswer | None] = asyncio.Queue()
-        self.calls = 0
+        self.connections: set[Frames] = set()
 
-    async def Schedule(self, questions: AsyncIterator[ScheduleQuestion], context: Any) -> AsyncIterator[ScheduleAnswer]:
-        self.calls += 1
+    def answer(self, connection: Frames, question: ScheduleQuestion) -> None:
+        self.asked.append(question)
+        self.connections.add(connection)
 
-        async def listen() -> None:
-            async for question in questions:
-                self.asked.append(question)
-
-        listening = asyncio.create_task(listen())
-        try:
-            while (answer := await self.answers.get()) is not None:
-                yield answer
-        finally:
-            listening.cancel()
-
-    def answer(self, question: ScheduleQuestion) -> None:
-        rejection = conductor_pb2.Rejection(message=question.request.attempt_id)
-        self.answers.put_nowait(ScheduleAnswer(number=question.number, reply=ScheduleReply(rejection=rejection)))
+    def tell(self, question: ScheduleQuestion, refusal: str = "") -> None:
+        answer = ScheduleAnswer(number=question.number)
+        if refusal:
+            answer.refusal = refusal
+        else:
+            answer.reply.rejection.message = question.request.attempt_id
+        (connection,) = self.connections
+        connection.send(answer.SerializeToString())
 
 
 @pytest.fixture
@@ -65,9 +69,9 @@ async def test_answers_find_who_asked_in_whatever_order_they_come(conductor: tup
     asking = {name: ask(stream, name) for name in "abcdefgh"}
     await until(lambda: len(slow.asked) == 8)
     for question in reversed(slow.asked):
-        slow.answer(question)
+        slow.tell(question)
     assert {name: (await task).rejection.message for name, task in asking.items()} == {name: name for name in "abcdefgh"}
-    assert slow.calls == 1
+    assert len(slow.connections) == 1
 
 
 async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
@@ -81,8 +85,8 @@ async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, Sched
         await second
     assert given_up.value.lost
     for question in slow.asked:
-        slow.answer(question)
-    assert (await third).rejection.message == "c" and (slow.calls, stream.failed) == (1, False)
+        slow.tell(question)
+    assert (await third).rejection.message == "c" and not stream.failed
 
 
 async def test_who_is_cancelled_before_there_is_a_connection_asks_nothing(conductor: tuple[Slow, ScheduleStream]) -> None:
@@ -92,8 +96,8 @@ async def test_who_is_cancelled_before_there_is_a_connection_asks_nothing(conduc
     early.cancel()
     later = ask(stream, "b")
     await until(lambda: bool(slow.asked))
-    slow.answer(slow.asked[-1])
-    assert (await later).rejection.message == "b" and slow.calls == 1
+    slow.tell(slow.asked[-1])
+    assert (await later).rejection.message == "b" and len(slow.connections) == 1
     assert [question.request.attempt_id for question in slow.asked] == ["b"]
 
 
@@ -101,8 +105,8 @@ async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[
     slow, stream = conductor
     first, second = ask(stream, "a"), ask(stream, "b")
     await until(lambda: len(slow.asked) == 2)
-    slow.answers.put_nowait(ScheduleAnswer(number=slow.asked[0].number, refusal="num_tokens is none"))
-    slow.answer(slow.asked[1])
+    slow.tell(slow.asked[0], refusal="num_tokens is none")
+    slow.tell(slow.asked[1])
     with pytest.raises(Unanswered, match="num_tokens is none") as refused:
         await first
     assert not refused.value.lost and (await second).rejection.message == "b"
@@ -112,7 +116,7 @@ async def test_all_that_wait_are_lost_with_the_connection(conductor: tuple[Slow,
     slow, stream = conductor
     asking = [ask(stream, name) for name in "abc"]
     await until(lambda: len(slow.asked) == 3)
-    slow.answers.put_nowait(None)
+    await slow.hang_up()
     for task in asking:
         with pytest.raises(Unanswered) as unanswered:
             await task
@@ -124,11 +128,12 @@ async def test_all_that_wait_are_lost_with_the_connection(conductor: tuple[Slow,
 
 @pytest.mark.parametrize(("code", "lost"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.INTERNAL, False)])
 async def test_who_is_not_told_where_to_ask_is_answered_why(code: grpc.StatusCode, lost: bool) -> None:
-    async def where(request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> None:
-        await context.abort(code, "so it is")
+    class Unlisted(Slow):
+        async def GetScheduleAddress(self, request: GetScheduleAddressRequest, context: Any) -> ScheduleAddress:
+            await context.abort(code, "so it is")
 
-    slow = Slow()
-    async with serving(slow, where) as address, connect(address) as channel:
+    slow = Unlisted()
+    async with serving(slow) as address, connect(address) as channel:
         stream = ScheduleStream(channel)
         asking = [ask(stream, name) for name in "abc"]
         for task in asking:
@@ -145,7 +150,7 @@ async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, 
     closing = asyncio.create_task(stream.close(SOON_S))
     await asyncio.sleep(0.1)
     assert not closing.done()
-    slow.answer(slow.asked[0])
+    slow.tell(slow.asked[0])
     await asyncio.wait_for(closing, SOON_S / 2)
     assert (await asking).rejection.message == "a"
 
@@ -162,10 +167,11 @@ async def test_an_end_waits_no_longer_than_it_is_allowed(conductor: tuple[Slow, 
 async def test_a_channel_that_is_closed_before_there_is_a_connection_ends_the_waiting() -> None:
     never = asyncio.Event()
 
-    async def where(request: conductor_pb2.GetScheduleAddressRequest, context: Any) -> None:
-        await never.wait()
+    class Unlisted(Slow):
+        async def GetScheduleAddress(self, request: GetScheduleAddressRequest, context: Any) -> ScheduleAddress:
+            await never.wait()
 
-    async with serving(Slow(), where) as address, connect(address) as channel:
+    async with serving(Unlisted()) as address, connect(address) as channel:
         stream = ScheduleStream(channel)
         asking = ask(stream, "a")
         await asyncio.sleep(0.1)

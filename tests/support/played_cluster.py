@@ -25,7 +25,6 @@ from conductor.server.runner import CoreRunner
 from springtide.blocks import block_keys, namespace_root
 from springtide.clock import Tick
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.credentials import OPEN
 from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
 from springtide.protocol import wire
 from springtide.protocol.attempts import Phase, Progress
@@ -35,7 +34,6 @@ from springtide.protocol.scheduling import Assignment, Schedule
 from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, Tier
 from springtide.rpc import conductor_pb2_grpc, observation_pb2_grpc
 from springtide.rpc.channels import new_server
-from springtide.rpc.frames import SCHEDULE, FrameServer
 from springtide.slices import at_once
 
 MODEL, HISTORY = "played-70b", 7
@@ -160,8 +158,7 @@ class PlayedCluster:
     async def serving(self) -> AsyncIterator[str]:
         """The Conductor's services, at this address."""
         server, service = new_server(), ConductorService(self.runner, self._leadership, MODEL)
-        frames = FrameServer(SCHEDULE, OPEN, service.take)
-        service.schedule_address = await frames.start("127.0.0.1")
+        await service.listen("127.0.0.1")
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, server)
         observation_pb2_grpc.add_ObserverServicer_to_server(self.observer, server)
@@ -169,7 +166,7 @@ class PlayedCluster:
         try:
             yield address
         finally:
-            await frames.close()
+            await service.hang_up()
             await server.stop(None)
 
     # ---- time ----

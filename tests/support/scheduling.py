@@ -1,29 +1,29 @@
-"""A question to a Conductor, without a gateway."""
+"""A Conductor asked without a gateway, as gateways ask it."""
 
 from __future__ import annotations
 
-from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
-from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-NUMBER = 7
+import grpc.aio
+
+from gateway.schedule_stream import ScheduleStream
+from springtide.credentials import OPEN, Credentials
+from springtide.rpc.conductor_pb2 import ScheduleReply, ScheduleRequest
+
+SOON_S = 60.0
 
 
-def question(request: ScheduleRequest) -> ScheduleQuestion:
-    return ScheduleQuestion(number=NUMBER, request=request)
-
-
-async def answered(conductor: ConductorStub, request: ScheduleRequest) -> ScheduleAnswer:
-    call = conductor.Schedule()
+@asynccontextmanager
+async def asking(channel: grpc.aio.Channel, credentials: Credentials = OPEN) -> AsyncIterator[ScheduleStream]:
+    stream = ScheduleStream(channel, credentials)
     try:
-        await call.write(question(request))
-        answer = await call.read()
-        assert isinstance(answer, ScheduleAnswer) and answer.number == NUMBER
-        return answer
+        yield stream
     finally:
-        call.cancel()
+        await stream.close(0.0)
 
 
-async def scheduled(conductor: ConductorStub, request: ScheduleRequest) -> ScheduleReply:
-    answer = await answered(conductor, request)
-    assert answer.HasField("reply"), answer.refusal
-    return answer.reply
+async def scheduled(channel: grpc.aio.Channel, request: ScheduleRequest, credentials: Credentials = OPEN) -> ScheduleReply:
+    """Raises Unanswered."""
+    async with asking(channel, credentials) as conductor:
+        return await conductor.ask(request, SOON_S)
