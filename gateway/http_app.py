@@ -8,16 +8,16 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import model_cards
 from gateway.accounts.accounts import KEY_HEADERS, RATE_HEADERS, Accounts
@@ -71,6 +71,7 @@ def create_app(backend: ApiBackend, console: Console) -> FastAPI:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
+    app.add_middleware(RequestIds)
     for routes in (
         openai.routes,
         responses.routes,
@@ -164,6 +165,34 @@ class TrailingSlash:
         await self._app(scope, receive, send)
 
 
+class RequestIds:
+    """ASGI middleware. Each answer has an id in its headers, its generation's or one of its own (`request.state.request_id`), under which
+    the log has why it was refused."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["request_id"] = new_id("req")
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _name(MutableHeaders(scope=message), Request(scope))
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+def _name(answer: MutableHeaders, request: Request) -> None:
+    request_id: str = request.state.request_id
+    answer.setdefault(REQUEST_ID_HEADER, their_id(request.headers) or request_id)
+    if anthropic.speaks(request.url.path, request.headers):
+        answer.setdefault(anthropic.MESSAGES.id_header, request_id)
+
+
 class TenantGuard:
     """ASGI middleware. Refuses API requests before their bodies are read; the others find whose they are in `request.state.caller`, and
     their tenant in `request.state.tenant`."""
@@ -179,21 +208,17 @@ class TenantGuard:
                 authorization = _authorization(scope["path"], headers, scope["query_string"])
                 caller = self._accounts.caller(authorization, headers.get(TENANT_HEADER, ""))
             except SpringtideError as error:
-                await _refused(error, scope["path"], headers)(scope, receive, send)
+                await _refused(error, Request(scope), logging.DEBUG)(scope, receive, send)
                 return
-            scope.setdefault("state", {}).update(caller=caller, tenant=caller.tenant)
+            scope["state"].update(caller=caller, tenant=caller.tenant)
         await self._app(scope, receive, send)
 
 
-def _refused(error: SpringtideError, path: str, headers: Headers) -> Response:
-    # Anybody can have as many of these as he likes: they are no lines of the log, but for those who look for one.
-    request_id = new_id("req")
-    logger.debug("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
-    refusal = error_response(error, _told(error, path, headers, request_id))
-    if anthropic.speaks(path, headers):
-        refusal.headers[anthropic.MESSAGES.id_header] = request_id
-    refusal.headers[REQUEST_ID_HEADER] = their_id(headers) or request_id
-    return refusal
+def _refused(error: SpringtideError, request: Request, level: int) -> Response:
+    """DEBUG is the level of what anybody can have as often as he likes: no line of the log, but for those who look for one."""
+    request_id: str = request.state.request_id
+    logger.log(level, "answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
+    return error_response(error, _told(error, request.url.path, request.headers, request_id))
 
 
 def _authorization(path: str, headers: Headers, query: bytes) -> str:
@@ -206,7 +231,7 @@ def _authorization(path: str, headers: Headers, query: bytes) -> str:
     return f"Bearer {key}" if key else ""
 
 
-def _told(error: SpringtideError, path: str, headers: Headers, request_id: str = "") -> Json:
+def _told(error: SpringtideError, path: str, headers: Headers, request_id: str) -> Json:
     """The error in the words of the API that a request is of."""
     if gemini.speaks(path, headers):
         return gemini_error(error, request_id)
@@ -217,17 +242,20 @@ def _told(error: SpringtideError, path: str, headers: Headers, request_id: str =
 
 async def _on_springtide_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpringtideError)
-    return error_response(error, _told(error, request.url.path, request.headers))
+    return _refused(error, request, logging.DEBUG if request.url.path in _OPEN else logging.INFO)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     refusal = InvalidRequest(f"{error.detail}: {request.method} {request.url.path}", code=_HTTP_CODES.get(error.status_code))
     refusal.http_status = error.status_code
-    return JSONResponse(_told(refusal, request.url.path, request.headers), status_code=error.status_code, headers=error.headers)
+    answer = _refused(refusal, request, logging.DEBUG)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     # Starlette raises it again afterwards, so that the server logs it with its traceback.
-    bug = internal_error()
-    return error_response(bug, _told(bug, request.url.path, request.headers))
+    answer = _refused(internal_error(), request, logging.ERROR)
+    _name(answer.headers, request)
+    return answer

@@ -6,11 +6,12 @@ import time
 
 from fastapi import APIRouter, Request
 
+from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
 from gateway.anthropic import answers as anthropic
 from gateway.anthropic.routes import MODEL as ANTHROPIC_MODEL
 from gateway.anthropic.routes import speaks as speaks_anthropic
-from gateway.described import TEXT, array, one_of, operation, record
+from gateway.described import TEXT, array, nullable, one_of, operation, record
 from gateway.exchange import Json
 from gateway.gemini import answers as gemini
 from gateway.gemini.described import MODEL as GOOGLE_MODEL
@@ -26,23 +27,31 @@ def routes(backend: ApiBackend) -> APIRouter:
     name, context_length = backend.preparer.model_name, backend.preparer.context_length
 
     of_google = record({"models": array(GOOGLE_MODEL)})
-    of_anthropic = record({"data": array(ANTHROPIC_MODEL), "has_more": one_of(False), "first_id": TEXT, "last_id": TEXT})
+    of_anthropic = record(
+        {"data": array(ANTHROPIC_MODEL), "has_more": one_of(False), "first_id": nullable(TEXT), "last_id": nullable(TEXT)}
+    )
     of_openai = record({"object": one_of("list"), "data": array(OPENAI_MODEL)})
 
     @router.get("/v1/models", openapi_extra=operation({"anyOf": [of_openai, of_anthropic, of_google]}))
     @router.get("/v1beta/models", openapi_extra=operation(of_google))
     async def models(request: Request) -> Json:
-        card = _card(request, name, created, context_length)
+        """Those that the caller may use."""
+        caller: Caller = request.state.caller
+        names = [name] if caller.may_use(name) else []
+        cards = [_card(request, each, created, context_length) for each in names]
         if speaks_gemini(request.url.path, request.headers):
-            return {"models": [card]}
+            return {"models": cards}
         if speaks_anthropic(request.url.path, request.headers):
-            return {"data": [card], "has_more": False, "first_id": name, "last_id": name}
-        return {"object": "list", "data": [card]}
+            ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+            return {"data": cards, "has_more": False, **ends}
+        return {"object": "list", "data": cards}
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=operation({"anyOf": [OPENAI_MODEL, ANTHROPIC_MODEL, GOOGLE_MODEL]}))
     @router.get("/v1beta/models/{model_id:path}", openapi_extra=operation(GOOGLE_MODEL))
     async def model(model_id: str, request: Request) -> Json:
+        caller: Caller = request.state.caller
         backend.preparer.check_model(model_id if model_id == name else model_name(model_id))
+        caller.check_model(name)
         return _card(request, name, created, context_length)
 
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -223,7 +224,7 @@ class Charge:
         whose = "this API key" if subject.startswith("key/") else f"tenant {self._caller.tenant!r}"
         left = f"{standing.remaining} are left and {amount} {'is' if amount == 1 else 'are'} wanted"
         message = f"rate limit reached: {whose} may have {standing.limit} {_words(kind)} a minute, of which {left}; try again in "
-        return RateLimited(f"{message}{standing.wait_s:.0f} s", retry_after_s=standing.wait_s, reason="rate_limit_exceeded")
+        return RateLimited(f"{message}{math.ceil(standing.wait_s)} s", retry_after_s=standing.wait_s, reason="rate_limit_exceeded")
 
 
 def _words(kind: str) -> str:

@@ -36,7 +36,7 @@ from gateway.caching.core import Store
 from gateway.caching.keeper import Keeper
 from gateway.caching.prefix import stable_prefix
 from gateway.caching.stores import Stores
-from gateway.prepare import PreparedRequest
+from gateway.prepare import PreparedRequest, in_the_clients_words
 from gateway.records import Order
 from gateway.state import Hashing
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
@@ -263,10 +263,10 @@ class Desk:
             else:
                 begun, use = await self.begin_with(tenant, cache_id, request.prompt)
                 plain = replace(plain, prompt=begun)
-        except NoSuchCache:
+        except NoSuchCache as error:
             if wanted.in_prompt:
                 return plain, None
-            raise
+            raise in_the_clients_words(error, request.names) from None
         if wanted.extend_s is not None and use.matches:
             use = replace(use, cache=await self._extended(use.cache, wanted.extend_s))
         return plain, use

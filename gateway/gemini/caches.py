@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -130,19 +132,32 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
 
     @router.get(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(_CACHE))
     async def get(request: Request, cache_id: str) -> Json:
-        return _cache_json(await desk.get(request.state.caller, cache_id))
+        with _by_its_name():
+            return _cache_json(await desk.get(request.state.caller, cache_id))
 
     @router.patch(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(_CACHE, CacheUpdate, query={"updateMask": _MASK}))
     async def update(request: Request, cache_id: str) -> Json:
         mask = {name for name in request.query_params.get("updateMask", "").split(",") if name}
         if not mask <= _CHANGEABLE:
             raise InvalidRequest(f"updateMask may name ttl or expireTime, not {sorted(mask - _CHANGEABLE)[0][:100]!r}", param="updateMask")
-        return _cache_json(await desk.update(request.state.caller, cache_id, ttl_s=await read(backend, request, lasting)))
+        ttl_s = await read(backend, request, lasting)
+        with _by_its_name():
+            return _cache_json(await desk.update(request.state.caller, cache_id, ttl_s=ttl_s))
 
     @router.delete(f"{version}/cachedContents/{{cache_id}}", openapi_extra=operation(record({})))
     async def delete(request: Request, cache_id: str) -> dict[str, Any]:
-        await desk.delete(request.state.caller, cache_id)
+        with _by_its_name():
+            await desk.delete(request.state.caller, cache_id)
         return {}
+
+
+@contextlib.contextmanager
+def _by_its_name() -> Iterator[None]:
+    """Errors speak of the cache as the path does."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise in_the_clients_words(error, {"cache_id": "name"}) from None
 
 
 def _cache_json(cache: ContextCache) -> Json:

@@ -50,6 +50,7 @@ NAMES = {
     "messages": "contents",
     "continue_final_message": "contents",
     "tool_choice": "toolConfig.functionCallingConfig",
+    "cache_id": "cachedContent",
     **{name: f"generationConfig.{field}" for name, field in _IN_CONFIG.items()},
 }
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(unicode_text)]
@@ -193,12 +194,14 @@ class GenerateContentRequest(GeminiBody):
         )
 
     def _cache(self) -> str:
-        if self.cached_content is None:
+        if not self.cached_content:
             return ""
         for name in ("systemInstruction", "tools", "toolConfig"):
             if getattr(self, _SNAKE[name]):
                 raise InvalidRequest(f"{name} is the cachedContent's, and may not be sent beside it", param=name)
-        return self.cached_content.removeprefix(CACHES)
+        if not (cache_id := self.cached_content.removeprefix(CACHES)):
+            raise InvalidRequest(f"cachedContent must be a name such as {CACHES}ID, not {self.cached_content!r}", param="cachedContent")
+        return cache_id
 
 
 _SNAKE = {"systemInstruction": "system_instruction", "tools": "tools", "toolConfig": "tool_config"}

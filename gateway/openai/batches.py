@@ -25,6 +25,7 @@ from gateway.openai import responses
 from gateway.openai.described import BATCH, listed
 from gateway.openai.pages import limit_of, page_of, whole_number
 from gateway.openai.routes import CHAT, COMPLETION
+from gateway.prepare import in_the_clients_words
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, SpringtideError
 from springtide.ids import new_id
 
@@ -75,15 +76,18 @@ def routes(backend: ApiBackend) -> APIRouter:
         if not caller.may_use(name := backend.preparer.model_name):
             message = f"model {name!r}, which is the one that is served, is not among those that this API key may use"
             raise ModelNotFound(message, code="model_not_found")
-        batch = await desk.create(
-            caller,
-            body.endpoint,
-            body.input_file_id,
-            body.completion_window,
-            window_s,
-            body.metadata,
-            time.time(),
-        )
+        try:
+            batch = await desk.create(
+                caller,
+                body.endpoint,
+                body.input_file_id,
+                body.completion_window,
+                window_s,
+                body.metadata,
+                time.time(),
+            )
+        except InvalidRequest as error:
+            raise in_the_clients_words(error, {"file_id": "input_file_id"}) from None
         return batch_json(batch)
 
     page = {"limit": limit_of(_MOST_BATCHES), "after": TEXT}

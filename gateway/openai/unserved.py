@@ -7,6 +7,12 @@ from fastapi import APIRouter, Request
 from springtide.errors import InvalidRequest
 
 WHAT = {
+    "/v1/responses/compact": "compaction; a response's `truncation` leaves out what does not fit",
+    "/v1/chat/completions": "chat completions that it keeps; `/v1/responses` keeps its answers",
+    "/v1/agents": "agents",
+    "/v1/skills": "skills",
+    "/v1/sessions": "sessions",
+    "/v1/chatkit": "ChatKit",
     "/v1/embeddings": "embeddings",
     "/v1/audio": "audio",
     "/v1/images": "images",

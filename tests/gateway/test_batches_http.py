@@ -251,8 +251,9 @@ async def test_what_is_asked_for_wrongly_is_refused_by_name(client: openai.Async
         with pytest.raises(openai.BadRequestError) as caught:
             await client.batches.create(**{**good, **change})
         assert caught.value.param == param
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as unknown:
         await client.batches.create(**{**good, "input_file_id": "file-of-nobody"})
+    assert unknown.value.param == "input_file_id"
     with pytest.raises(openai.NotFoundError):
         await client.batches.retrieve("batch-of-nobody")
 

@@ -161,6 +161,7 @@ async def test_two_gateways_hold_a_limit_of_requests_together_and_say_how_it_sta
     assert 0 < int(refused.headers["retry-after"]) <= 61
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert "this API key may have 4 requests a minute, of which 0 are left" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["message"].endswith(f"try again in {refused.headers['retry-after']} s")
     assert refused.headers["x-request-id"]
 
 
@@ -271,13 +272,23 @@ async def test_a_line_that_never_fits_into_a_minute_is_an_error(office: Office) 
     assert "at most 1 batch tokens a minute" in row["response"]["body"]["error"]["message"]
 
 
-async def test_a_key_opens_the_models_it_is_for(office: Office) -> None:
+LISTS = {"accept": "data", "anthropic-version": "data", "x-goog-api-client": "models"}
+"""What a list of models is called by whoever has this header."""
+
+
+async def test_a_key_opens_and_lists_the_models_it_is_for(office: Office) -> None:
     other, this = await office.key("acme", models=("another",)), await office.key("acme", models=("another", MODEL))
     async with office.http(0, other) as http:
         refused = await http.post("/v1/completions", json=PLAIN)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await http.get(f"/v1/models/{MODEL}")).json()["error"]["code"] == "model_not_found"
+        listed = {header: (await http.get("/v1/models", headers={header: "x"})).json() for header in LISTS}
+        assert all(listed[header][name] == [] for header, name in LISTS.items())
     async with office.http(0, this) as http:
         assert (await http.post("/v1/completions", json=PLAIN)).status_code == 200
+        assert (await http.get(f"/v1/models/{MODEL}")).status_code == 200
+        for header, name in LISTS.items():
+            assert len((await http.get("/v1/models", headers={header: "x"})).json()[name]) == 1
 
 
 async def test_a_key_makes_and_finds_context_caches_of_the_models_it_is_for(office: Office) -> None:

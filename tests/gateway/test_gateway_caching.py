@@ -327,6 +327,11 @@ async def test_geminis_tool_config_goes_with_its_cached_content(cluster: Cluster
         assert grammars[0] == grammars[1] and bool(grammars[0]) == (mode == "ANY")
 
 
+def violated(refusal: Any) -> str:
+    """The field that Google's error names."""
+    return str(refusal["error"]["details"][0]["fieldViolations"][0]["field"])
+
+
 async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted(
     gateway: GatewayServer, cluster: Cluster, tenant: Tenant
 ) -> None:
@@ -350,10 +355,15 @@ async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted
     begun, whole = prompts(cluster)
     assert begun == whole
     await client.caches.delete(name=made.name)
-    for refused in (client.caches.get(name=made.name), client.models.generate_content(model=MODEL, contents="Why?", config=named)):
+    generated = client.models.generate_content(model=MODEL, contents="Why?", config=named)
+    counted = {"generateContentRequest": {"contents": [{"parts": [{"text": "Why?"}]}], "cachedContent": made.name}}
+    for refused, field in ((client.caches.get(name=made.name), "name"), (generated, "cachedContent")):
         with pytest.raises(genai.errors.ClientError) as raised:
             await refused
-        assert raised.value.code == 404
+        assert raised.value.code == 404 and violated(raised.value.details) == field
+    assert violated(await tenant("POST", f"/v1beta/models/{MODEL}:countTokens", counted, 404)) == "cachedContent"
+    unnamed = {"contents": [{"parts": [{"text": "Why?"}]}], "cachedContent": "cachedContents/"}
+    assert violated(await tenant("POST", f"/v1beta/models/{MODEL}:generateContent", unnamed, 400)) == "cachedContent"
     nothing = {"model": f"models/{MODEL}"}
     assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"
     few = {**nothing, "contents": [{"parts": [{"text": "Hello"}]}]}

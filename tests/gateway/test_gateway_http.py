@@ -20,6 +20,7 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
 from gateway.grammar_checks import GrammarChecker
 from gateway.http_app import TENANT_HEADER
+from gateway.prepare import Preparer
 from gateway.state import Limits
 from springtide import supervision
 from springtide.config import ServerConfig
@@ -214,6 +215,45 @@ async def test_every_answer_says_under_which_id_the_log_has_the_request(
         request_id = refused.headers["x-request-id"]
         said = [record.getMessage() for record in caplog.records if getattr(record, "request_id", "") == request_id]
         assert any(f"answered {refused.status_code}" in line for line in said)
+
+
+async def test_every_other_answer_has_an_id_too_and_so_has_the_log_where_it_is_a_refusal(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asked: list[tuple[str, str, Any]] = [
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/none", None),
+        ("GET", "/v1/files", None),
+        ("GET", "/v1/batches/none", None),
+        ("GET", "/v1/caching", None),
+        ("GET", "/v1/nowhere", None),
+        ("POST", "/v1/embeddings", {}),
+        ("POST", "/tokenize", {"prompt": 5}),
+        ("POST", "/v1/messages/count_tokens", {}),
+        ("POST", "/v1/messages/batches", {}),
+    ]
+    for method, path, body in asked:
+        ours, theirs = [await http.request(method, path, json=body, headers=headers) for headers in ({}, {"x-request-id": "mine-9"})]
+        assert theirs.headers["x-request-id"] == "mine-9"
+        request_id = ours.headers["x-request-id"]
+        said = [record.getMessage() for record in caplog.records if getattr(record, "request_id", "") == request_id]
+        assert ours.is_success or any(f"answered {ours.status_code}" in line for line in said), (path, said)
+        if path.startswith("/v1/messages"):
+            assert ours.headers["request-id"] == ours.json()["request_id"] == request_id
+
+
+async def test_a_fault_of_ours_has_an_id_for_the_client_and_the_log(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(preparer: Preparer, model: str) -> None:
+        raise RuntimeError("nobody has thought of this")
+
+    monkeypatch.setattr(Preparer, "check_model", fails)
+    broken = await http.get("/v1/models/x", headers={"x-request-id": "mine-10"})
+    assert broken.status_code == 500 and broken.headers["x-request-id"] == "mine-10"
+    request_id = (await http.get("/v1/models/x")).headers["x-request-id"]
+    assert any(getattr(record, "request_id", "") == request_id for record in caplog.records)
 
 
 async def test_the_decode_nodes_late_refusal_is_a_429_or_the_event_of_a_stream_that_has_begun(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 from gateway_cluster import MODEL, Cluster
 
@@ -13,6 +18,9 @@ from springtide import __version__
 
 MESSAGES = [{"role": "user", "content": "Say it."}]
 TOOL = {"type": "function", "function": {"name": "weather"}}
+SERVED = ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/v1/files", "/v1/batches")
+_ENDPOINT = re.compile(r'self\._(get|post|put|patch|delete|get_api_list)\(\s*(?:path_template\(\s*)?f?"(/[^"]*)"')
+_ID = re.compile(r"\{[^}]*\}")
 
 
 async def test_a_text_is_told_in_tokens_and_back(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
@@ -57,12 +65,35 @@ async def test_what_cannot_be_is_refused_by_name(http: httpx.AsyncClient, path: 
         ("POST", "/v1/images/generations", "images"),
         ("POST", "/v1/moderations", "moderations"),
         ("GET", "/v1/assistants/asst_1", "assistants"),
+        ("POST", "/v1/responses/compact", "compaction"),
+        ("GET", "/v1/chat/completions/chatcmpl-1", "chat completions that it keeps"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(http: httpx.AsyncClient, method: str, path: str, what: str) -> None:
     response = await http.request(method, path, json={})
     error = response.json()["error"]
     assert response.status_code == 404 and error["code"] == "not_served" and f"does not serve {what}" in error["message"]
+
+
+def endpoints(package: ModuleType, prefix: str) -> set[tuple[str, str]]:
+    """Those that a vendor's client asks for, as its source has them, with some id where one is wanted."""
+    asked = set()
+    for source in Path(str(package.__file__)).parent.glob("resources/**/*.py"):
+        for method, path in _ENDPOINT.findall(source.read_text()):
+            asked.add((method.removesuffix("_api_list").upper(), prefix + _ID.sub("x", path.split("?")[0])))
+    return asked
+
+
+async def test_what_the_vendors_clients_ask_of_a_served_part_is_served_or_refused_by_name(http: httpx.AsyncClient) -> None:
+    of_openai, of_anthropic = endpoints(openai, "/v1"), endpoints(anthropic, "")
+    assert ("POST", "/v1/responses/x/cancel") in of_openai and ("POST", "/v1/messages/count_tokens") in of_anthropic
+    for asked, headers in ((of_openai, {}), (of_anthropic, {"anthropic-version": "2023-06-01"})):
+        for method, path in sorted(asked - {("DELETE", "/v1/models/x")}):
+            if path.startswith(SERVED):
+                answer = await http.request(method, path, headers=headers, json={} if method != "GET" else None)
+                error = {} if answer.is_success else answer.json()["error"]
+                code = error.get("code") or error.get("details", {}).get("error_code")
+                assert code not in ("not_found", "method_not_allowed"), (method, path)
 
 
 async def test_who_is_asked_says_what_it_is(http: httpx.AsyncClient) -> None:
