@@ -220,7 +220,8 @@ class _Said:
     def _call_of(self, response: FunctionResponse) -> ToolCall | None:
         """The call that it answers. Ids are optional: without, answers come in the order of the calls of the same function."""
         if response.id:
-            return self.unanswered.get(response.id)
+            call = self.unanswered.get(response.id)
+            return call if call is not None and call.name == response.name else None
         waiting = self.of_function[response.name]
         while waiting:
             if (call := self.unanswered.get(waiting.popleft())) is not None:
@@ -236,6 +237,8 @@ class _Said:
             raise InvalidRequest(f"{at} has both text and functionCall; they are a part each", param=at)
         call = part.function_call
         made = ToolCall(call.id or f"call-{self.num_calls}", call.name, json.dumps(call.args, ensure_ascii=False))
+        if made.call_id in self.unanswered:
+            raise InvalidRequest(f"{at}.functionCall.id: a functionCall before it, which has no functionResponse yet, has it too", param=at)
         self.num_calls += 1
         self.unanswered[made.call_id] = made
         self.of_function[made.name].append(made.call_id)

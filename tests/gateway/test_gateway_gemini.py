@@ -164,6 +164,8 @@ class TestWhatABodyAsksFor:
             ({"contents": [{"role": "assistant", "parts": []}]}, "contents[0].role"),
             ({"contents": [{"role": "system", "parts": [{"text": "s"}]}]}, "contents[0].role"),
             ({"contents": [response()]}, "contents[0].parts[0]"),
+            ({"contents": [*HELLO, call(id="x"), response(id="x", name="clock")]}, "contents[2].parts[0]"),
+            ({"contents": [*HELLO, call(id="x"), call(id="x"), response(id="x")]}, "contents[2].parts[0]"),
             ({"contents": [*HELLO, call()]}, "contents"),
             ({"contents": [*HELLO, call(id="a"), response(id="b")]}, "contents[2].parts[0]"),
             ({"tools": [{"googleSearch": {}}]}, "tools[0].googleSearch"),
