@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -649,7 +649,7 @@ def load_config(
     try:
         return ClusterConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem, origins) for problem in error.errors())) from None
+        raise ConfigError("\n".join(_explain(problem, origins) for problem in _causes(error.errors()))) from None
 
 
 def _sources(base: Mapping[str, Any], path: Path | None, overrides: dict[str, Any], environ: dict[str, str]) -> list[tuple[str, str, Any]]:
@@ -698,6 +698,18 @@ def _assign(tree: dict[str, Any], dotted: str, value: Any, origin: str) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"{dotted} (from {origin}): {parent!r} is a value, not a section")
     tree[leaf] = value
+
+
+def _causes(problems: Sequence[Any]) -> list[Any]:
+    """Without lists that are only too short because entries of theirs are wrong, and left out."""
+
+    def follows(problem: Any) -> bool:
+        place = problem["loc"]
+        return problem["type"] == "too_short" and any(
+            len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in problems
+        )
+
+    return [problem for problem in problems if not follows(problem)]
 
 
 def _explain(problem: Any, origins: dict[str, str]) -> str:

@@ -49,7 +49,8 @@ def test_sizes_have_units_of_1024(text: str, size: int) -> None:
         ("kv: {block_tokens: many}", "kv.block_tokens "),
         ("kv: {block_tokens: 4}", "kv.block_tokens "),
         ("kv: {arena_size: 3 apples}", "kv.arena_size "),
-        ("kv: {transports: [pigeon]}", "kv.transports"),
+        ("kv: {transports: [pigeon]}", "kv.transports.0 "),
+        ("kv: {transports: []}", "kv.transports "),
         ("server: {port: 99999}", "server.port "),
         ("dtype: int3", "dtype "),
         ("kv: 3", "kv "),
@@ -64,7 +65,7 @@ def test_a_mistake_in_the_file_is_named_with_its_value_and_the_file(tmp_path: Pa
     with pytest.raises(ConfigError) as error:
         load_config(path, environ={})
     assert error.value.message.startswith(named)
-    assert str(path) in error.value.message
+    assert str(path) in error.value.message and "\n" not in error.value.message, "one mistake is told once"
 
 
 def test_a_mistake_in_the_environment_names_the_variable() -> None:
