@@ -110,6 +110,20 @@ class Endpoint:
             raise ValueError(f"not a Messenger endpoint ({error!r}): {text[:200]}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What has come through between this process and a peer, whoever opened the connections."""
+
+    num_bytes: int = 0
+    """What has come from the peer and what it has acknowledged: another number than before, as long as anything of it comes through."""
+    round_trip_s: float = 0.0
+    """The time within which what is sent is acknowledged as a rule: the smoothed one, and four times what it varies by (RFC 6298)."""
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """That of several connections together."""
+        return Traffic(self.num_bytes + other.num_bytes, max(self.round_trip_s, other.round_trip_s))
+
+
 NotifyHandler = Callable[[str, bytes], None]
 """The owner's function for notifications, called in the event loop with the peer's name and the payload, after the bytes of the batch are
 visible. It must not block."""
@@ -121,7 +135,7 @@ class Connection(ABC):
     A batch that misses its deadline raises TransferTimeout; where the transport cannot give up one batch by itself (rdma) that closes the
     connection. A cancelled one ends where it can be left, or is given up within a second. So whenever `read` or `write` has
     ended, however it ended, the own memory of the batch is at rest and belongs to the caller again. A peer that is silent in the middle
-    of a batch for some 1.5 s is lost.
+    of a batch for some 1.5 s is lost, or for longer where the network is slow.
     """
 
     @property
@@ -170,6 +184,10 @@ class Transport(ABC):
     def settle(self) -> None:  # noqa: B027 (nothing to wait for where the owner's loop does the writing, or somebody else's process)
         """Waits for writers. To be called when the owner has changed generations: returns when no writer that relied on the old ones is at
         work, with the limits that `Region` names. It takes microseconds."""
+
+    def traffic(self, incarnation: int) -> Traffic:
+        """That with the peer of this incarnation; none where nobody counts it."""
+        return Traffic()
 
     @abstractmethod
     async def fence(self, peer: Identity) -> bool:

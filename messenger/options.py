@@ -32,7 +32,8 @@ class TcpOptions:
     """Data lanes to one peer that large batches are striped over. More of them than cores cost a tenth of the rate."""
     connect_timeout_s: float = 2.0
     peer_timeout_s: float = 1.2
-    """A peer that is silent for so long in the middle of an exchange is lost. Pauses of this process do not count."""
+    """A peer that is silent on all lanes for so long in the middle of an exchange is lost, for longer where round trips are slow. Pauses of
+    this process do not count."""
     checksums: bool = False
     """Send a checksum with every slice, both ways, on connections that are opened from here."""
     secret: bytes | None = field(default=None, repr=False)

@@ -16,6 +16,7 @@ from messenger.base import (
     Identity,
     NotifyHandler,
     Region,
+    Traffic,
     Transport,
 )
 from messenger.metered import MeteredConnection
@@ -96,6 +97,10 @@ class Messenger:
         """Waits for writers on every transport. To be called after generations were changed; see `Region`."""
         for transport in self._transports:
             transport.settle()
+
+    def traffic(self, incarnation: int) -> Traffic:
+        """That with the peer of this incarnation, on all transports that count it."""
+        return sum((transport.traffic(incarnation) for transport in self._transports), Traffic())
 
     async def fence(self, name: str, incarnation: int) -> bool:
         """Cuts off whatever that peer opened to here. True: none of its earlier writes can land any more. False: it may still write

@@ -36,6 +36,11 @@ class SocketStream:
         self._fd = -1
         return self._sock
 
+    @property
+    def sock(self) -> socket.socket:
+        """To be asked about: it stays the stream's."""
+        return self._sock
+
     def peer_pid(self) -> int:
         """The process that listens, or listened, at the other end of a Unix socket; 0 when it cannot be seen from here."""
         credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

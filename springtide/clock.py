@@ -44,6 +44,37 @@ class ManualClock:
         self._now += seconds
 
 
+MOST_PATIENCE_S = 3.0
+"""What is waited for at most before somebody is taken for lost, however slow the network: streams stand still meanwhile."""
+
+
+def patience_s(least_s: float, round_trip_s: float) -> float:
+    """How long to wait for a sign of somebody at the other end of a network on which answers come within `round_trip_s` as a rule: one that
+    was lost on the way, and has been sent again, is to be there by then."""
+    return max(least_s, min(2 * round_trip_s, MOST_PATIENCE_S))
+
+
+class RoundTrips:
+    """How long answers take: RFC 6298's smoothed time and variation."""
+
+    def __init__(self) -> None:
+        self._smoothed_s: float | None = None
+        self._variation_s = 0.0
+
+    @property
+    def as_a_rule_s(self) -> float:
+        """The time within which an answer comes as a rule; 0 before the first."""
+        return 0.0 if self._smoothed_s is None else self._smoothed_s + 4 * self._variation_s
+
+    def answered(self, after_s: float) -> None:
+        """Takes in how long an answer took, or that it has not come for so long."""
+        if self._smoothed_s is None:
+            self._smoothed_s, self._variation_s = after_s, after_s / 2
+        else:
+            self._variation_s += (abs(self._smoothed_s - after_s) - self._variation_s) / 4
+            self._smoothed_s += (after_s - self._smoothed_s) / 8
+
+
 @value_class(frozen=True, slots=True)
 class Tick:
     """An event of every core: time went by. The core looks at what is due."""

@@ -2,16 +2,18 @@
 #include "lanes.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#define MOST_SILENCE_NS 3000000000u /* of a slow network's peer: streams stand still meanwhile */
 
 void lane_prepare(Lane *lane) {
     int sums = lane->lanes->checksums && lane->count, write = lane->batch->op == OP_WRITE;
@@ -33,7 +35,6 @@ void lane_prepare(Lane *lane) {
     if (lane->count) *in++ = (struct iovec){lane->verdicts, lane->count};
     lane->sending = (Vector){lane->out, (size_t)(out - lane->out), 0};
     lane->receiving = (Vector){lane->in, (size_t)(in - lane->in), 0};
-    lane->last_unsent = -1;
 }
 
 static Outcome broken(Lane *lane, const char *format, ...) {
@@ -48,20 +49,36 @@ static int given_up(const Lane *lane) {
     return __atomic_load_n(&lane->batch->interrupted, __ATOMIC_ACQUIRE) || __atomic_load_n(&lane->lanes->lost, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the peer has taken something in since this was asked last: what is on its way counts as progress too. */
-static int drains(Lane *lane) {
-    int unsent = 0;
-    if (ioctl(lane->fd, SIOCOUTQ, &unsent) < 0) return 0;
-    int progress = unsent != lane->last_unsent;
-    lane->last_unsent = unsent;
-    return progress && unsent;
+/* What has come through on any lane, and how long the silence of the peer is borne: longer where the network is slow. */
+static uint64_t signs_of_peer(Lane *lane, uint64_t *silence) {
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    Lanes *lanes = lane->lanes;
+    *silence = lanes->silence_ns;
+    if (getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, &info, &size) < 0) return lane->seen_signs;
+    uint64_t answers_take = 2000 * ((uint64_t)info.tcpi_rtt + 4 * (uint64_t)info.tcpi_rttvar), bytes = info.tcpi_bytes_acked + info.tcpi_bytes_received;
+    if (answers_take > MOST_SILENCE_NS) answers_take = MOST_SILENCE_NS;
+    if (answers_take > *silence) *silence = answers_take;
+    if (bytes != lane->seen_bytes) __atomic_add_fetch(&lanes->signs, 1, __ATOMIC_RELAXED);
+    lane->seen_bytes = bytes;
+    return __atomic_load_n(&lanes->signs, __ATOMIC_RELAXED);
+}
+
+/* Whether the peer has been silent for too long: `quarter` more has passed since this was asked last. What is on its way counts as well,
+ * on whichever lane. */
+static int is_lost(Lane *lane, uint64_t quarter) {
+    uint64_t silence, signs = signs_of_peer(lane, &silence);
+    lane->quiet_ns = signs == lane->seen_signs ? lane->quiet_ns + quarter : 0;
+    lane->seen_signs = signs;
+    return lane->quiet_ns >= silence;
 }
 
 /* EXCHANGED: the socket is ready for `events`. LATER: it is `until` (0: there is no such time). Silence is counted in quarters that pass
  * without anything to see, so that a stop of this process is not laid to the peer. */
 static Outcome await_network(Lane *lane, short events, uint64_t until) {
-    const uint64_t silence = lane->lanes->silence_ns, quarter = silence / 4;
-    for (int quiet = 0; quiet < 4;) {
+    const uint64_t quarter = lane->lanes->silence_ns / 4;
+    lane->quiet_ns = 0;
+    for (;;) {
         uint64_t now = until ? now_ns() : 0;
         if (until && now >= until) return LATER;
         uint64_t wait = until ? until - now : quarter;
@@ -69,7 +86,7 @@ static Outcome await_network(Lane *lane, short events, uint64_t until) {
         struct pollfd files[2] = {{lane->fd, events, 0}, {lane->alarm, POLLIN, 0}};
         int ready = ppoll(files, 2, &timeout, NULL);
         if (ready < 0 && errno != EINTR) return broken(lane, "poll: %s", strerror(errno));
-        if (ready == 0 && !until) quiet = drains(lane) ? 0 : quiet + 1;
+        if (ready == 0 && !until && is_lost(lane, quarter)) return broken(lane, "it was silent for %.1f s", (double)lane->quiet_ns / 1e9);
         if (ready > 0 && files[1].revents) {
             uint64_t count;
             if (read(lane->alarm, &count, sizeof count) < 0 && errno != EAGAIN) return broken(lane, "alarm: %s", strerror(errno));
@@ -77,7 +94,6 @@ static Outcome await_network(Lane *lane, short events, uint64_t until) {
         }
         if (ready > 0 && files[0].revents) return EXCHANGED;
     }
-    return broken(lane, "it was silent for %.1f s", (double)silence / 1e9);
 }
 
 static Outcome pump(Lane *lane, Vector *vector, int sending, uint64_t until) {
@@ -87,6 +103,7 @@ static Outcome pump(Lane *lane, Vector *vector, int sending, uint64_t until) {
         ssize_t moved = sending ? sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) : recvmsg(lane->fd, &message, MSG_DONTWAIT);
         if (moved > 0) {
             vector_advance(vector, (size_t)moved);
+            if (!sending) __atomic_add_fetch(&lane->lanes->signs, 1, __ATOMIC_RELAXED);
         } else if (moved == 0) {
             return broken(lane, "it closed the connection");
         } else if (errno == EAGAIN && until && now_ns() < until) {

@@ -34,7 +34,7 @@ typedef struct Lane {
     uint32_t sums[PART_ENTRIES];
     struct iovec slices[PART_ENTRIES], out[PART_ENTRIES + 3], in[PART_ENTRIES + 3];
     Vector sending, receiving;
-    int last_unsent;
+    uint64_t seen_bytes, seen_signs, quiet_ns; /* of the peer, at the last look; and for how long there has been nothing new */
     char reason[120];
 } Lane;
 
@@ -50,6 +50,7 @@ typedef struct Lanes {
     Batch *finished;
     int lost; /* atomic */
     char reason[160];
+    uint64_t signs; /* atomic: another number whenever something of the peer has come through */
     int misses, shy; /* of trying at once */
 } Lanes;
 

@@ -5,21 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from messenger.base import Completion, Connection, Region, Slice
+from messenger.base import Completion, Connection, Region, Slice, Traffic
 from messenger.notices import NoticeSender
 from messenger.options import TcpOptions
 from messenger.stream import SocketStream
 from messenger.tcp.handshake import Welcome
 from messenger.tcp.lanes import DataLanes, OpenLane
+from messenger.tcp.traffic import traffic_of
 from springtide.errors import PeerLost
 
 
 class TcpConnection(Connection):
     def __init__(
-        self, peer: str, control: SocketStream, welcome: Welcome, region: Region, open_data_lane: OpenLane, options: TcpOptions
+        self,
+        peer: str,
+        incarnation: int,
+        control: SocketStream,
+        welcome: Welcome,
+        region: Region,
+        open_data_lane: OpenLane,
+        options: TcpOptions,
     ) -> None:
         """Takes over `control`, on which the peer said `welcome`. A lane that breaks ends the connection."""
         self._peer = peer
+        self._incarnation = incarnation
+        self._control = control
         self._lost: PeerLost | None = None
         self._closing: asyncio.Task[None] | None = None
         self._lanes = DataLanes(peer, welcome, region, open_data_lane, self._fail, options)
@@ -32,6 +42,15 @@ class TcpConnection(Connection):
     @property
     def is_open(self) -> bool:
         return self._lost is None
+
+    @property
+    def incarnation(self) -> int:
+        """The peer's."""
+        return self._incarnation
+
+    def traffic(self) -> Traffic:
+        """That of all its lanes."""
+        return self._lanes.traffic() + traffic_of(self._control.sock)
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
         self._check()

@@ -22,6 +22,7 @@ from springtide.errors import PeerLost, SpringtideError
 MAGIC = b"SPMG"
 VERSION = 2
 MAX_NAME_BYTES = 256
+HANDSHAKE_ROUND_TRIPS = 2
 NONCE_BYTES = PROOF_BYTES = 32
 
 _HELLO = struct.Struct(f"<4sHBBHQQ{NONCE_BYTES}s")

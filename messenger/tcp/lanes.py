@@ -9,16 +9,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from messenger import _native
-from messenger.base import Completion, Region, Slice
+from messenger.base import Completion, Region, Slice, Traffic
 from messenger.batch import completion_of, native_batch
 from messenger.options import TcpOptions
 from messenger.ordering import run_to_rest
 from messenger.stream import SocketStream
 from messenger.tcp.handshake import Welcome
+from messenger.tcp.traffic import traffic_of
 from springtide.errors import PeerLost
 
 CLOSE_GRACE_S = 1.0
 """A peer has so long to take what was sent on a lane that is closed."""
+ASK_AFTER_S = 0.4
+"""A peer of which nothing comes through for so long, while batches are under way, is asked on another lane: one by itself may stand still
+for seconds, on a network that loses much."""
 OpenLane = Callable[[], Awaitable[SocketStream]]
 
 _COMPLETE = 0
@@ -49,6 +53,7 @@ class DataLanes:
         self._streams: dict[int, tuple[SocketStream, bool]] = {}
         """Streams that are lent, by file descriptor; whether each is the express lane."""
         self._waiting: dict[_native.SliceBatch, asyncio.Future[None]] = {}
+        self._asking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._lanes.fileno(), self._reap)
 
@@ -78,6 +83,10 @@ class DataLanes:
         with contextlib.suppress(PeerLost):
             await self._run(_native.SliceBatch((), 0, 0, 1), 3600.0, write=False)  # silence ends it earlier
 
+    def traffic(self) -> Traffic:
+        """That of the lanes there are."""
+        return sum((traffic_of(stream.sock) for stream, _ in self._streams.values()), Traffic())
+
     def lose(self, error: PeerLost) -> None:
         """Makes every batch raise `error`, soon; no lane is opened any more. Idempotent."""
         if self._lost is None:
@@ -96,6 +105,9 @@ class DataLanes:
         for stream, _ in self._streams.values():
             self._keeper.lay_to_rest(stream)
         self._streams.clear()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         await self._keeper.close()
 
     async def _move(self, batch: Sequence[Slice], timeout_s: float, *, write: bool) -> Completion:
@@ -107,9 +119,20 @@ class DataLanes:
             await self._run(work, timeout_s, write=write)
         return completion_of(work, batch, welcome.granule)
 
+    async def _ask_while_silent(self) -> None:
+        """While batches are under way."""
+        moved = self.traffic().num_bytes
+        while self._waiting and self._lost is None:
+            await asyncio.sleep(ASK_AFTER_S)
+            before, moved = moved, self.traffic().num_bytes
+            if moved == before and self._waiting:
+                await self.ping()
+
     async def _run(self, work: _native.SliceBatch, timeout_s: float, *, write: bool) -> None:
         if not self._lanes.submit(work, write):
             ended = self._waiting[work] = self._loop.create_future()
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_while_silent(), name=f"ask {self._peer} while it is silent")
             verb = "writing" if write else "reading"
             await run_to_rest(
                 ended,

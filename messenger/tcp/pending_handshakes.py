@@ -8,12 +8,13 @@ import logging
 from collections.abc import AsyncIterator
 
 from messenger.stream import SocketStream
+from springtide.clock import MOST_PATIENCE_S
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_HANDSHAKES = 64
-HANDSHAKE_TIMEOUT_S = 2.0
+HANDSHAKE_TIMEOUT_S = MOST_PATIENCE_S
 
 
 class PendingHandshakes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
 from messenger import _native
 from messenger.base import Region
@@ -43,6 +44,11 @@ class ServedLane:
             raise ProtocolError(self._session.complaint)
         if self._session.error:
             raise OSError(self._session.error, os.strerror(self._session.error))
+
+    @property
+    def sock(self) -> socket.socket:
+        """To be asked about: it stays the lane's."""
+        return self._sock
 
     def close(self) -> None:
         """Ends it: from now on nothing of the peer lands through this lane."""

@@ -9,20 +9,25 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 
-from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport
+from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Traffic, Transport
 from messenger.listener import Listener
 from messenger.notices import serve_notices
 from messenger.options import TcpOptions, check_host
 from messenger.stream import PeerClosed, SocketStream
 from messenger.tcp.connection import TcpConnection
-from messenger.tcp.handshake import LaneRole, ProtocolError, Welcome, WelcomedCaller, answer, call
+from messenger.tcp.handshake import HANDSHAKE_ROUND_TRIPS, LaneRole, ProtocolError, Welcome, WelcomedCaller, answer, call
 from messenger.tcp.pending_handshakes import PendingHandshakes
 from messenger.tcp.served_lane import ServedLane, settle
+from messenger.tcp.traffic import traffic_of
+from springtide.clock import patience_s
 from springtide.config import host_of
 from springtide.errors import PeerLost
 
 logger = logging.getLogger(__name__)
 
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+"""Of linux/tcp.h; the socket module has no names for them."""
+_LONGEST_RETRY_MS = 2000
 _UNTAKEN_S = 30.0
 """A thread that serves a data lane waits so long for a peer that takes nothing. Nobody waits for that thread; and a machine that stands
 still, whose kernel finds the time gone by when it goes on, does not do so for as long."""
@@ -61,11 +66,12 @@ class TcpTransport(Transport):
         async def open_lane(role: LaneRole) -> tuple[SocketStream, Welcome]:
             async with asyncio.timeout(timeout_s):
                 stream = await self._open(address)
-                try:
+            try:
+                async with asyncio.timeout(patience_s(timeout_s, HANDSHAKE_ROUND_TRIPS * traffic_of(stream.sock).round_trip_s)):
                     return stream, await call(stream, endpoint.incarnation, identity, role, self._options.checksums, secret)
-                except BaseException:
-                    stream.close()
-                    raise
+            except BaseException:
+                stream.close()
+                raise
 
         async def open_data_lane() -> SocketStream:
             return (await open_lane(LaneRole.DATA))[0]
@@ -75,7 +81,7 @@ class TcpTransport(Transport):
             control, welcome = await open_lane(LaneRole.CONTROL)
 
         try:
-            connection = TcpConnection(address, control, welcome, region, open_data_lane, self._options)
+            connection = TcpConnection(address, endpoint.incarnation, control, welcome, region, open_data_lane, self._options)
         except BaseException:
             control.close()
             raise
@@ -90,6 +96,11 @@ class TcpTransport(Transport):
 
     def settle(self) -> None:
         settle()
+
+    def traffic(self, incarnation: int) -> Traffic:
+        opened = [traffic_of(session.sock) for session, caller in self._sessions.items() if caller.incarnation == incarnation]
+        called = [connection.traffic() for connection in self._connections if connection.incarnation == incarnation and connection.is_open]
+        return sum((*opened, *called), Traffic())
 
     async def fence(self, peer: Identity) -> bool:
         for session, caller in self._sessions.items():
@@ -160,12 +171,16 @@ class TcpTransport(Transport):
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Sets the options of a lane's socket: small messages go at once, and a host that vanished is noticed in some seconds, if idle."""
+    """Sets the options of a lane's socket: small messages go at once; a host that vanished is noticed in some seconds, if idle; and what is
+    lost on a full network is sent again and again at short intervals, where TCP would wait longer each time, up to minutes."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
+    with contextlib.suppress(OSError):  # kernels before 6.15
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_RETRY_MS)
 
 
 @contextlib.contextmanager

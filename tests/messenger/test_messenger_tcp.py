@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messenger_proxy import HoldingProxy
 from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, open_files, until, whole
 from plain_lane import HEADER_BYTES, Op, header, request
 
@@ -582,3 +583,39 @@ async def test_a_region_that_cannot_be_is_not_connected_with(workshop: Workshop,
     with pytest.raises(PeerLost, match=f"no Messenger.*granules of {granule}"):
         await here.connect(replace(here.endpoint, incarnation=77, addresses={"tcp": address}))
     server.close()
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+async def test_a_lane_that_stands_still_is_waited_for_while_the_peer_answers_on_another(
+    workshop: Workshop, there: Node, operation: str
+) -> None:
+    """On a network that loses much, one connection may have nothing acknowledged for seconds."""
+    here = await workshop.node("here", transport=TcpTransport(options=TcpOptions(lanes=1, peer_timeout_s=0.8)))
+    fill(there, 1)
+    async with HoldingProxy(there.endpoint.addresses["tcp"], most_bytes=4 * GRANULE) as proxy:
+        connection = await here.connect(replace(there.endpoint, addresses={"tcp": proxy.address}))
+        move = connection.read if operation == "read" else connection.write
+        batch = [whole(there, granule) for granule in range(16)]
+        moving = asyncio.create_task(move(batch, TIMEOUT_S))
+        await asyncio.wait_for(proxy.holds.wait(), TIMEOUT_S)
+        standing_still, _ = await asyncio.wait({moving}, timeout=3 * 0.8)
+        assert not standing_still, "it was lost"
+        proxy.let_go()
+        assert (await moving).num_bytes == 16 * GRANULE
+        assert connection.is_open
+    assert np.array_equal(here.bytes[: 16 * GRANULE], there.bytes[: 16 * GRANULE])
+
+
+async def test_what_comes_through_is_counted_at_both_ends(workshop: Workshop, there: Node) -> None:
+    here = await workshop.node("here")
+    mine, theirs = here.identity.incarnation, there.identity.incarnation
+    assert here.transport.traffic(theirs).num_bytes == there.transport.traffic(mine).num_bytes == 0
+    connection = await here.connect(there.endpoint)
+    batch = [whole(there, granule) for granule in range(4)]
+    for move in (connection.read, connection.write):
+        before = [node.transport.traffic(incarnation).num_bytes for node, incarnation in ((here, theirs), (there, mine))]
+        await move(batch, TIMEOUT_S)
+        await until(lambda: here.transport.traffic(theirs).num_bytes - before[0] >= 4 * GRANULE)  # noqa: B023
+        await until(lambda: there.transport.traffic(mine).num_bytes - before[1] >= 4 * GRANULE)  # noqa: B023
+    assert 0 < here.transport.traffic(theirs).round_trip_s < TIMEOUT_S
+    assert here.transport.traffic(theirs + 1).num_bytes == 0

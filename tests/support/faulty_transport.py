@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
+from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Traffic, Transport
 from messenger.ordering import Turns, run_to_rest
 from springtide.errors import PeerLost, SpringtideError
 from tests.support.transport_faults import FaultKind, FaultPlan, TransferFault
@@ -182,6 +182,9 @@ class FaultyTransport(Transport):
 
     def settle(self) -> None:
         self._inner.settle()
+
+    def traffic(self, incarnation: int) -> Traffic:
+        return self._inner.traffic(incarnation)
 
     async def fence(self, peer: Identity) -> bool:
         return await self._inner.fence(peer)

@@ -1,0 +1,21 @@
+"""What the kernel knows of a TCP connection: the bytes that came through, and how long they take."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from messenger.base import Traffic
+
+_INFO = struct.Struct("=68x2I44x2Q")
+"""Of struct tcp_info (linux/tcp.h): tcpi_rtt and tcpi_rttvar, in microseconds; tcpi_bytes_acked and tcpi_bytes_received."""
+
+
+def traffic_of(sock: socket.socket) -> Traffic:
+    """That of a connected socket; none of one that is closed."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    except OSError:
+        return Traffic()
+    round_trip_us, variation_us, acknowledged, received = _INFO.unpack(info)
+    return Traffic(acknowledged + received, (round_trip_us + 4 * variation_us) / 1e6)
