@@ -177,7 +177,7 @@ class Held:
     def look(self) -> PlaceView:
         """What is known of it now. Waits for nothing."""
         view = view_of_all([agent.look() for agent in self.agents])
-        coming = view.state is PlaceState.WAITING and not self.given and self.has_room
+        coming = view.state is PlaceState.WAITING and self.has_room
         return replace(view, state=PlaceState.COMING) if coming else view
 
     def release(self) -> None:

@@ -5,6 +5,7 @@ else would end it, for who started it may be gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -49,6 +50,8 @@ def main() -> NoReturn:
 def _detach(output: Path) -> None:
     """Goes on in a session of its own, in a process whose parent has ended and whose output is in a file."""
     os.setsid()
+    with contextlib.suppress(KeyError, OSError):  # which root alone may: Ray has what it starts give way to all else on the machine
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, int(os.environ["RAY_RAYLET_PID"])))
     child = os.fork()
     if child:
         print(child, flush=True)

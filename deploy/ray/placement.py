@@ -60,7 +60,7 @@ class PlaceState(Enum):
     WAITING = "waiting"
     """Ray has not found it yet, or its agent does not say what it wants to know just now."""
     COMING = "coming"
-    """Ray has found it, and an agent is on the way."""
+    """Ray has found it, and an agent is on the way, or is there and has yet to say what it has found."""
     RUNNING = "running"
     """The agent's process runs."""
     ENDED = "ended"

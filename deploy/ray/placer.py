@@ -330,6 +330,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     assert config.redis_url is not None, "the configuration must be placed"
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a Ray of this machine alone would hand it on to the nodes, as theirs
+    os.chdir(arguments.run_dir)  # Ray has agents look here for modules before all else: in a directory of the user's might be any
     membership = Membership.of(config, credentials_of(config))
     async with ValkeyClient.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0) as valkey:
         try:

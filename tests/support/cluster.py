@@ -32,7 +32,7 @@ from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
-from tests.support.environment import own_environment
+from tests.support.installation import Installation, this_installation
 from tests.support.ports import ReservedPorts
 from tests.support.waiting import wait_until
 
@@ -63,18 +63,29 @@ class Cluster:
         """Incarnations by name when something was last killed."""
 
     def __enter__(self) -> Cluster:
-        config = Path(self._scratch.name, "config.yaml")
-        config.write_text(yaml.safe_dump(self._settings))
-        with self._output.open("wb") as output:
-            command = [sys.executable, "-m", "deploy.cli", "up", "--config", str(config)]
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=own_environment())
         try:
-            self._wait(lambda: self._record_if_any() is not None and self.record.ready, "the cluster to become ready", START_TIMEOUT_S)
+            self.start(this_installation())
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        self._names = frozenset(self.record.processes) - OBSERVERS
         return self
+
+    def start(self, installation: Installation) -> None:
+        """`springtide up` of this installation, until it is ready."""
+        config = Path(self._scratch.name, "config.yaml")
+        config.write_text(yaml.safe_dump(self._settings))
+        with self._output.open("ab") as output:
+            command = [*installation.springtide, "up", "--config", str(config)]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=installation.environment)
+        self._wait(lambda: self._record_if_any() is not None and self.record.ready, "the cluster to become ready", START_TIMEOUT_S)
+        self._names = frozenset(self.record.processes) - OBSERVERS
+
+    def kill_all(self) -> None:
+        """kill -9 of `springtide up`, with which its processes end. `start` brings it back, where it has a run directory and ports of its
+        own."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:

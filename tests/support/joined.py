@@ -21,6 +21,7 @@ from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
 from tests.support.cluster import START_TIMEOUT_S, Cluster
 from tests.support.environment import own_environment
+from tests.support.installation import Installation, this_installation
 from tests.support.waiting import wait_until
 
 POLL_S = 0.05
@@ -52,16 +53,19 @@ class JoinedNode:
         *options: str,
         prefix: Sequence[str] = (),
         invitation: tuple[str, str] | None = None,
+        installation: Installation | None = None,
     ) -> None:
-        """`prefix`: what the command is run behind, such as a network of its own. `invitation`: as of new_token, from before."""
+        """`prefix`: what the command is run behind, such as a network of its own. `invitation`: as of new_token, from before.
+        `installation`: whose command it is; None: that of whoever runs the tests."""
+        installation = installation or this_installation()
         self.name = f"{role}-{address.rpartition('.')[2]}"
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         token, join = invitation or new_token(cluster)
-        command = [*prefix, sys.executable, "-m", "deploy.cli", "node", role, "--join", join, "--address", address]
+        command = [*prefix, *installation.springtide, "node", role, "--join", join, "--address", address]
         if "--group" not in options:  # whose stages are named after it
             command += ["--name", self.name]
         with self._output.open("wb") as output:
-            environment = {**own_environment(), "SPRINGTIDE_JOIN_TOKEN": token}
+            environment = {**installation.environment, "SPRINGTIDE_JOIN_TOKEN": token}
             self.process = subprocess.Popen([*command, *options], stdout=output, stderr=output, env=environment)
 
     @property

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -25,10 +26,17 @@ from deploy.local import rundir
 from deploy.local.logs import last_lines
 from deploy.local.plan import free_port
 from deploy.local.rundir import ClusterRecord
+from deploy.ray.placement import Phase
+from deploy.ray.record import PlacementBook, PlacementRecord
+from springtide.errors import Unavailable
+from springtide.valkey import ValkeyClient
 from tests.support.cluster import Cluster
+from tests.support.installation import Installation, this_installation
 from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 120.0
+STOP_S = 16.0
+"""How long `ray stop` waits for processes to end."""
 RECONNECT_S = 4
 """How long a Ray node, and whoever is connected to it, lives without the head: a minute unless it is told otherwise."""
 ENVIRONMENT = {
@@ -37,21 +45,31 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
     "RAY_health_check_period_ms": "1000",
+    # Half a minute, unless it is told otherwise, is less than what a busy machine may take.
+    "RAY_agent_register_timeout_ms": str(int(1000 * START_TIMEOUT_S)),
+    # A worker for each processor, of which nobody makes use.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 
 class RayNode:
     """`ray start --block`: one node, with all its processes."""
 
-    def __init__(self, output: Path, arguments: Sequence[str], code: Path | str | None = None) -> None:
-        """`code`: where Python looks first for what is placed there; None: where it does here."""
+    def __init__(
+        self, output: Path, arguments: Sequence[str], code: Path | str | None = None, installation: Installation | None = None
+    ) -> None:
+        """`code`: where Python looks first for what is placed there; None: where it does here. `installation`: from which it is started;
+        None: that of whoever runs the tests."""
         self._output = output
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPRINGTIDE_", "RAY_"))}
-        if code is not None:
-            environment["PYTHONPATH"] = str(code)
-        with output.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**environment, **ENVIRONMENT}, start_new_session=True)
+        installation = installation or this_installation()
+        self._command = [*installation.ray, "start", "--block", "--disable-usage-stats", *arguments]
+        own = {name: value for name, value in installation.environment.items() if not name.startswith("RAY_")}
+        self._environment = own | ENVIRONMENT | ({} if code is None else {"PYTHONPATH": str(code)})
+        self._begin()
+
+    def _begin(self) -> None:
+        with self._output.open("wb") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
 
     @property
     def started(self) -> bool:
@@ -59,6 +77,8 @@ class RayNode:
 
     def wait_started(self) -> None:
         def started() -> bool:
+            if self.process.poll() is not None and "timed out during startup" in self._output.read_text():
+                self._begin()  # half a minute is all that Ray gives a node, and a busy machine may take longer
             assert self.process.poll() is None, f"Ray did not start:\n{last_lines(self._output, 60)}"
             return self.started
 
@@ -93,6 +113,17 @@ class RayNode:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
+    def stop(self) -> None:
+        """As `ray stop` does, which would end those of other tests, too: SIGTERM to all, and SIGKILL to whom is there then."""
+        processes = [psutil.Process(pid) for pid in self.pids]
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.terminate()
+        _, left = psutil.wait_procs(processes, STOP_S)
+        for each in left:
+            each.kill()
+        self.process.wait()
+
     @property
     def ended(self) -> bool:
         """By itself, and all that it had."""
@@ -119,14 +150,14 @@ class RayMachines:
         own = ("--head", "--port", str(self._port), "--include-dashboard=false", f"--temp-dir={self._scratch}", "--num-cpus=0")
         return self._start(*own, *more)
 
-    def add(self, cpus: int, *more: str, code: Path | str | None = None) -> RayNode:
-        """`code`: where Python looks first for what is placed there; None: where it does here."""
-        return self._start("--address", self.address, f"--num-cpus={cpus}", *more, code=code)
+    def add(self, cpus: int, *more: str, code: Path | str | None = None, installation: Installation | None = None) -> RayNode:
+        """`code` and `installation`: as of RayNode."""
+        return self._start("--address", self.address, f"--num-cpus={cpus}", *more, code=code, installation=installation)
 
-    def _start(self, *arguments: str, code: Path | str | None = None) -> RayNode:
+    def _start(self, *arguments: str, code: Path | str | None = None, installation: Installation | None = None) -> RayNode:
         output = self._scratch / f"start-{len(self.nodes)}.log"
         output.touch()
-        node = RayNode(output, [*arguments, "--object-store-memory=80000000"], code)
+        node = RayNode(output, [*arguments, "--object-store-memory=80000000"], code, installation)
         self.nodes.append(node)
         return node
 
@@ -165,6 +196,25 @@ def placed_nodes() -> dict[str, int]:
     }
 
 
+def placement_of(cluster: Cluster) -> PlacementRecord:
+    """What the placer says of its nodes. Raises AssertionError while that cannot be read."""
+
+    async def read() -> PlacementRecord | None:
+        async with ValkeyClient.from_url(cluster.record.redis_url) as valkey:
+            return await PlacementBook(valkey, cluster.record.cluster, cluster.credentials).read()
+
+    try:
+        record = asyncio.run(read())
+    except Unavailable as error:
+        raise AssertionError(error.message) from None
+    assert record is not None, "the placer has said nothing yet"
+    return record
+
+
+def all_serve(record: PlacementRecord) -> bool:
+    return all(node.phase is Phase.SERVING for node in record.nodes.values())
+
+
 def cards_of_nodes() -> dict[str, str]:
     """The cards that the engines' processes see, by their nodes' names."""
     return {name: _environment_of(pid).get("CUDA_VISIBLE_DEVICES", "") for name, pid in placed_nodes().items()}
@@ -183,5 +233,5 @@ def cluster_on(machines: RayMachines, patience_s: float, ray: Mapping[str, Any] 
     further settings of that section."""
     everywhere: dict[str, Any] = {"device": "cpu", "join_port": 0, "valkey_port": 0, "conductor": {"admission": "baseline"}}
     started_with, patience = mock.patch.dict(os.environ, ENVIRONMENT), mock.patch("tests.support.cluster.START_TIMEOUT_S", patience_s)
-    with started_with, patience, Cluster(**everywhere, **settings, ray={"address": machines.address, **(ray or {})}) as cluster:
+    with started_with, patience, Cluster(**everywhere | settings, ray={"address": machines.address, **(ray or {})}) as cluster:
         yield cluster
