@@ -25,7 +25,7 @@ from benchmarks.driven import on_cores
 from benchmarks.fake_nodes import PROMPTS, Done, prompt_keys
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster
 from benchmarks.played_cluster import CLUSTER, CREDENTIALS, START_S, Nodes, announced, knows_all, metrics_of, processor_s, running
-from gateway.schedule_stream import ScheduleStream
+from gateway.questions import Questions
 from springtide.blocks import KEY_BYTES
 from springtide.membership import Member, Membership
 from springtide.protocol import wire
@@ -198,7 +198,7 @@ class _Asker:
     """A gateway, whose attempts are over as soon as they are placed, so that the cluster stays as it is."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._conductor, self._stream = ConductorStub(channel), ScheduleStream(channel, CREDENTIALS)
+        self._conductor, self._questions = ConductorStub(channel), Questions(channel, CREDENTIALS)
         self._number = 0
         self._prompts = {
             question.num_tokens: [b"".join(prompt_keys(prompt, question.num_tokens)) for prompt in range(PROMPTS)] for question in QUESTIONS
@@ -250,10 +250,10 @@ class _Asker:
             gateway_id="asker",
         )
         started = time.perf_counter()
-        reply = await self._stream.ask(request, ANSWER_S)
+        reply = await self._questions.ask(request, ANSWER_S)
         seconds = time.perf_counter() - started
         assert reply.HasField("assignment"), reply
         failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.PHASE_FAILED)
         reports = [conductor_pb2.AttemptReport(progress=failed)]
-        await self._stream.advance(conductor_pb2.AdvanceRequest(gateway_id="asker", reports=reports), ANSWER_S)
+        await self._questions.advance(conductor_pb2.AdvanceRequest(gateway_id="asker", reports=reports), ANSWER_S)
         return seconds

@@ -16,7 +16,7 @@ import uvloop
 from benchmarks.fake_nodes import SECRET, give_way
 from benchmarks.live_cluster import LiveCluster
 from gateway.conductor_link import CALL_TIMEOUT_S, RENEW_EVERY_S
-from gateway.schedule_stream import ScheduleStream, Unanswered
+from gateway.questions import Questions, Unanswered
 from springtide.credentials import Credentials
 from springtide.membership import Membership
 from springtide.protocol import wire
@@ -30,13 +30,13 @@ async def renew(address: str, credentials: Credentials, messages: Sequence[condu
     """Has each gateway renew in its turn, all of them within RENEW_EVERY_S, for ever; whether the Conductor is there or not."""
     now = asyncio.get_running_loop().time
     async with connect(address, credentials) as channel:
-        conductor, began = ScheduleStream(channel, credentials), now()
+        conductor, began = Questions(channel, credentials), now()
         for number, message in enumerate(itertools.cycle(messages)):
             await asyncio.sleep(began + number * RENEW_EVERY_S / len(messages) - now())
             with contextlib.suppress(Unanswered):
                 await conductor.renew(message, CALL_TIMEOUT_S)
             if conductor.failed:
-                conductor = ScheduleStream(channel, credentials)
+                conductor = Questions(channel, credentials)
 
 
 async def renew_everywhere(redis_url: str, cluster: str, live: LiveCluster) -> None:

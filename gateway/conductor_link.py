@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
-from gateway.schedule_stream import LOST, ScheduleStream, Unanswered
+from gateway.questions import LOST, Questions, Unanswered
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -372,7 +372,7 @@ class ConductorPeer:
         self._live_attempts = live_attempts
         self._on_hung = on_hung
         self._channel: grpc.aio.Channel | None = None
-        self._stream: ScheduleStream | None = None
+        self._questions: Questions | None = None
         self._reports: asyncio.Queue[AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
@@ -384,7 +384,7 @@ class ConductorPeer:
 
     async def schedule(self, request: Schedule) -> ScheduleReply:
         """Raises Unavailable when it cannot be asked or does not answer; ValueError when its answer makes no sense."""
-        return wire.SCHEDULE_REPLY.decode(await self._told(lambda stream: stream.ask(wire.SCHEDULE.encode(request), CALL_TIMEOUT_S)))
+        return wire.SCHEDULE_REPLY.decode(await self._told(lambda questions: questions.ask(wire.SCHEDULE.encode(request), CALL_TIMEOUT_S)))
 
     async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""
@@ -431,7 +431,7 @@ class ConductorPeer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:
-            await _closed(self._channel, self._stream, grace_s)
+            await _closed(self._channel, self._questions, grace_s)
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[ReplyT]]) -> ReplyT:
         channel = self._connected()
@@ -440,15 +440,15 @@ class ConductorPeer:
         self._note_reachable(True)
         return reply
 
-    async def _told(self, tell: Callable[[ScheduleStream], Awaitable[ReplyT]]) -> ReplyT:
+    async def _told(self, tell: Callable[[Questions], Awaitable[ReplyT]]) -> ReplyT:
         """Raises Unavailable."""
-        stream = self._asking()
+        questions = self._asking()
         try:
-            reply = await tell(stream)
+            reply = await tell(questions)
         except Unanswered as error:
             if error.lost:
                 self._note_reachable(False)
-                self._abandon(stream.channel)
+                self._abandon(questions.channel)
             raise self._unanswered(str(error)) from None
         self._note_reachable(True)
         return reply
@@ -475,14 +475,14 @@ class ConductorPeer:
             self._channel = connect(self.address, self._credentials)
         return self._channel
 
-    def _asking(self) -> ScheduleStream:
-        """The stream over the channel of now, which is a new one where the last stream has failed."""
-        if self._stream is not None and self._stream.failed:
-            self._abandon(self._stream.channel)
+    def _asking(self) -> Questions:
+        """Over the channel of now, which is a new one where the last connection has failed."""
+        if self._questions is not None and self._questions.failed:
+            self._abandon(self._questions.channel)
         channel = self._connected()
-        if self._stream is None:
-            self._stream = ScheduleStream(channel, self._credentials)
-        return self._stream
+        if self._questions is None:
+            self._questions = Questions(channel, self._credentials)
+        return self._questions
 
     def _unanswered(self, why: str | None) -> Unavailable:
         return Unavailable(f"the Conductor at {self.address} did not answer: {why}", code="no_conductor")
@@ -491,8 +491,8 @@ class ConductorPeer:
         """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls in flight on this one
         end by themselves."""
         if channel is self._channel:
-            self._channel, stream, self._stream = None, self._stream, None
-            self._end(_closed(channel, stream, _GRACE_S))
+            self._channel, questions, self._questions = None, self._questions, None
+            self._end(_closed(channel, questions, _GRACE_S))
 
     def _end(self, closing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(closing)
@@ -548,16 +548,16 @@ class ConductorPeer:
             await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
-        await self._told(lambda stream: stream.advance(request, CALL_TIMEOUT_S))
+        await self._told(lambda questions: questions.advance(request, CALL_TIMEOUT_S))
 
     async def _renewal(self, request: conductor_pb2.RenewRequest) -> None:
-        await self._told(lambda stream: stream.renew(request, CALL_TIMEOUT_S))
+        await self._told(lambda questions: questions.renew(request, CALL_TIMEOUT_S))
 
 
-async def _closed(channel: grpc.aio.Channel, stream: ScheduleStream | None, grace_s: float | None) -> None:
+async def _closed(channel: grpc.aio.Channel, questions: Questions | None, grace_s: float | None) -> None:
     """Calls that wait for an answer have so long for it."""
-    if stream is not None:
-        await stream.close(grace_s or 0.0)
+    if questions is not None:
+        await questions.close(grace_s or 0.0)
     await channel.close(grace=grace_s)
 
 

@@ -22,7 +22,7 @@ from conductor.core.recording import replay
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.events import Decided
 from conductor.server.server import ConductorServer
-from gateway.schedule_stream import ScheduleStream, Unanswered
+from gateway.questions import Questions, Unanswered
 from springtide.config import ClusterConfig
 from springtide.ids import new_id, new_incarnation
 from springtide.membership import Membership
@@ -52,7 +52,7 @@ class Conductor:
     """As gateways and operators reach it."""
 
     stub: ConductorStub
-    stream: ScheduleStream
+    questions: Questions
 
 
 class Cluster:
@@ -86,8 +86,8 @@ class Cluster:
         address = await server.start()
         running = asyncio.create_task(server.run(stop))
         try:
-            async with connect(address) as channel, asking(channel) as stream:
-                yield Conductor(ConductorStub(channel), stream)
+            async with connect(address) as channel, asking(channel) as questions:
+                yield Conductor(ConductorStub(channel), questions)
         finally:
             stop.set()
             await running
@@ -118,7 +118,7 @@ async def until_ready(conductor: Conductor, *names: str) -> None:
 
 async def place(conductor: Conductor, attempt: str, num_blocks: int = 20, **fields: Any) -> conductor_pb2.ScheduleReply:
     # Keys are of blocks of 4 tokens, the cluster's blocks have 8: what a key stands for is the gateway's and the stores' affair.
-    return await conductor.stream.ask(schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields), SOON_S)
+    return await conductor.questions.ask(schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields), SOON_S)
 
 
 async def test_requests_are_placed_by_what_stores_and_engines_say(cluster: Cluster) -> None:
@@ -232,7 +232,7 @@ async def test_a_request_that_makes_no_sense_is_refused_by_the_name_of_its_field
 ) -> None:
     async with cluster.conductor() as conductor:
         with pytest.raises(Unanswered, match=field):
-            await conductor.stream.ask(request_, SOON_S)
+            await conductor.questions.ask(request_, SOON_S)
 
 
 async def test_an_instance_is_out_as_soon_as_its_engine_or_its_store_is_lost(cluster: Cluster) -> None:
@@ -321,12 +321,12 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
             num_tokens=161,
             cached_tokens=80,
         )
-        await conductor.stream.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=[running]), SOON_S)
+        await conductor.questions.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=[running]), SOON_S)
         await until_ready(conductor, "prefill-0", "decode-0")
         assert (await status(conductor)).attempts_live == 1
         assert (await place(conductor, "b")).assignment.local_blocks == 10
         finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.PHASE_FINISHED))
-        await conductor.stream.advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]), SOON_S)
+        await conductor.questions.advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]), SOON_S)
         assert (await status(conductor)).attempts_live == 1
 
 
@@ -342,7 +342,7 @@ async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_the
         await place(conductor, "a")
 
         async def renew(*attempts: conductor_pb2.LiveAttempt) -> int:
-            await conductor.stream.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=attempts), SOON_S)
+            await conductor.questions.renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=attempts), SOON_S)
             return (await status(conductor)).attempts_live
 
         async def queue_ms() -> float:
@@ -384,8 +384,8 @@ async def test_of_a_thousand_reports_some_have_their_turn_and_none_overtakes_ano
         }
         advances = {name: conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=some) for name, some in reports.items()}
         await asyncio.gather(
-            *(answered(name, conductor.stream.advance(advance, SOON_S)) for name, advance in advances.items()),
-            answered("question", conductor.stream.ask(schedule_request("b", [], 1), SOON_S)),
+            *(answered(name, conductor.questions.advance(advance, SOON_S)) for name, advance in advances.items()),
+            answered("question", conductor.questions.ask(schedule_request("b", [], 1), SOON_S)),
         )
         assert (await status(conductor)).attempts_live == 1
     assert [name for name, _ in answers] == ["question", "many", "one more"]
@@ -484,7 +484,7 @@ async def test_a_question_that_the_core_fails_at_takes_no_other_with_it(cluster:
 
     monkeypatch.setattr(ConductorCore, "_schedule", fails_at_one)
     async with cluster.conductor() as conductor:
-        questions = [conductor.stream.ask(schedule_request(name, [], 1), SOON_S) for name in ("a", "poison", "b")]
+        questions = [conductor.questions.ask(schedule_request(name, [], 1), SOON_S) for name in ("a", "poison", "b")]
         first, poisoned, last = await asyncio.gather(*questions, return_exceptions=True)
     assert isinstance(first, ScheduleReply) and isinstance(last, ScheduleReply)
     assert isinstance(poisoned, Unanswered) and "RuntimeError" in str(poisoned) and not poisoned.lost

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from gateway.schedule_stream import ScheduleStream
+from gateway.questions import Questions
 from springtide.credentials import OPEN, Credentials
 from springtide.rpc.conductor_pb2 import ScheduleReply, ScheduleRequest
 
@@ -15,12 +15,12 @@ SOON_S = 60.0
 
 
 @asynccontextmanager
-async def asking(channel: grpc.aio.Channel, credentials: Credentials = OPEN) -> AsyncIterator[ScheduleStream]:
-    stream = ScheduleStream(channel, credentials)
+async def asking(channel: grpc.aio.Channel, credentials: Credentials = OPEN) -> AsyncIterator[Questions]:
+    questions = Questions(channel, credentials)
     try:
-        yield stream
+        yield questions
     finally:
-        await stream.close(0.0)
+        await questions.close(0.0)
 
 
 async def scheduled(channel: grpc.aio.Channel, request: ScheduleRequest, credentials: Credentials = OPEN) -> ScheduleReply:

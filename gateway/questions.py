@@ -35,7 +35,7 @@ class Unanswered(Exception):
         self.lost = lost
 
 
-class ScheduleStream:
+class Questions:
     """Any number of questions at a time. Whoever asks may be cancelled: its answer is then nobody's. Needs a running event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, credentials: Credentials = OPEN) -> None:

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from gateway_cluster import serving
 
-from gateway.schedule_stream import ScheduleStream, Unanswered
+from gateway.questions import Questions, Unanswered
 from springtide.credentials import OPEN
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2 import (
@@ -52,21 +52,21 @@ class Slow(AskedServicer):
 
 
 @pytest.fixture
-async def conductor() -> AsyncIterator[tuple[Slow, ScheduleStream]]:
+async def conductor() -> AsyncIterator[tuple[Slow, Questions]]:
     slow = Slow()
     async with serving(slow) as address, connect(address) as channel:
-        stream = ScheduleStream(channel)
-        yield slow, stream
-        await stream.close(0.0)
+        questions = Questions(channel)
+        yield slow, questions
+        await questions.close(0.0)
 
 
-def ask(stream: ScheduleStream, name: str, timeout_s: float = SOON_S) -> asyncio.Task[ScheduleReply]:
-    return asyncio.create_task(stream.ask(ScheduleRequest(attempt_id=name), timeout_s))
+def ask(questions: Questions, name: str, timeout_s: float = SOON_S) -> asyncio.Task[ScheduleReply]:
+    return asyncio.create_task(questions.ask(ScheduleRequest(attempt_id=name), timeout_s))
 
 
-async def test_answers_find_who_asked_in_whatever_order_they_come(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    asking = {name: ask(stream, name) for name in "abcdefgh"}
+async def test_answers_find_who_asked_in_whatever_order_they_come(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    asking = {name: ask(questions, name) for name in "abcdefgh"}
     await until(lambda: len(slow.asked) == 8)
     for question in reversed(slow.asked):
         slow.tell(question)
@@ -74,9 +74,9 @@ async def test_answers_find_who_asked_in_whatever_order_they_come(conductor: tup
     assert len(slow.connections) == 1
 
 
-async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    first, second, third = ask(stream, "a"), ask(stream, "b", timeout_s=0.2), ask(stream, "c")
+async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    first, second, third = ask(questions, "a"), ask(questions, "b", timeout_s=0.2), ask(questions, "c")
     await until(lambda: len(slow.asked) == 3)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -86,24 +86,24 @@ async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, Sched
     assert given_up.value.lost
     for question in slow.asked:
         slow.tell(question)
-    assert (await third).rejection.message == "c" and not stream.failed
+    assert (await third).rejection.message == "c" and not questions.failed
 
 
-async def test_who_is_cancelled_before_there_is_a_connection_asks_nothing(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    early = ask(stream, "a")
+async def test_who_is_cancelled_before_there_is_a_connection_asks_nothing(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    early = ask(questions, "a")
     await asyncio.sleep(0)
     early.cancel()
-    later = ask(stream, "b")
+    later = ask(questions, "b")
     await until(lambda: bool(slow.asked))
     slow.tell(slow.asked[-1])
     assert (await later).rejection.message == "b" and len(slow.connections) == 1
     assert [question.request.attempt_id for question in slow.asked] == ["b"]
 
 
-async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    first, second = ask(stream, "a"), ask(stream, "b")
+async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    first, second = ask(questions, "a"), ask(questions, "b")
     await until(lambda: len(slow.asked) == 2)
     slow.tell(slow.asked[0], refusal="num_tokens is none")
     slow.tell(slow.asked[1])
@@ -112,18 +112,18 @@ async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[
     assert not refused.value.lost and (await second).rejection.message == "b"
 
 
-async def test_all_that_wait_are_lost_with_the_connection(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    asking = [ask(stream, name) for name in "abc"]
+async def test_all_that_wait_are_lost_with_the_connection(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    asking = [ask(questions, name) for name in "abc"]
     await until(lambda: len(slow.asked) == 3)
     await slow.hang_up()
     for task in asking:
         with pytest.raises(Unanswered) as unanswered:
             await task
         assert unanswered.value.lost
-    assert stream.failed
+    assert questions.failed
     with pytest.raises(Unanswered):
-        await stream.ask(ScheduleRequest(), SOON_S)
+        await questions.ask(ScheduleRequest(), SOON_S)
 
 
 @pytest.mark.parametrize(("code", "lost"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.INTERNAL, False)])
@@ -134,20 +134,20 @@ async def test_who_is_not_told_where_to_ask_is_answered_why(code: grpc.StatusCod
 
     slow = Unlisted()
     async with serving(slow) as address, connect(address) as channel:
-        stream = ScheduleStream(channel)
-        asking = [ask(stream, name) for name in "abc"]
+        questions = Questions(channel)
+        asking = [ask(questions, name) for name in "abc"]
         for task in asking:
             with pytest.raises(Unanswered, match="so it is") as unanswered:
                 await task
             assert unanswered.value.lost is lost
-        assert stream.failed and not slow.asked
+        assert questions.failed and not slow.asked
 
 
-async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    asking = ask(stream, "a")
+async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    asking = ask(questions, "a")
     await until(lambda: len(slow.asked) == 1)
-    closing = asyncio.create_task(stream.close(SOON_S))
+    closing = asyncio.create_task(questions.close(SOON_S))
     await asyncio.sleep(0.1)
     assert not closing.done()
     slow.tell(slow.asked[0])
@@ -155,11 +155,11 @@ async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, 
     assert (await asking).rejection.message == "a"
 
 
-async def test_an_end_waits_no_longer_than_it_is_allowed(conductor: tuple[Slow, ScheduleStream]) -> None:
-    slow, stream = conductor
-    asking = ask(stream, "a")
+async def test_an_end_waits_no_longer_than_it_is_allowed(conductor: tuple[Slow, Questions]) -> None:
+    slow, questions = conductor
+    asking = ask(questions, "a")
     await until(lambda: len(slow.asked) == 1)
-    await asyncio.wait_for(stream.close(0.1), SOON_S / 2)
+    await asyncio.wait_for(questions.close(0.1), SOON_S / 2)
     with pytest.raises(Unanswered, match="given up"):
         await asking
 
@@ -172,8 +172,8 @@ async def test_a_channel_that_is_closed_before_there_is_a_connection_ends_the_wa
             await never.wait()
 
     async with serving(Unlisted()) as address, connect(address) as channel:
-        stream = ScheduleStream(channel)
-        asking = ask(stream, "a")
+        questions = Questions(channel)
+        asking = ask(questions, "a")
         await asyncio.sleep(0.1)
         await channel.close(None)
         with pytest.raises(Unanswered) as unanswered:
