@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from conductor.core.types.arrays import Floats
+from conductor.core.types.arrays import Floats, Ints
 from conductor.core.types.decision import Alternatives, Decision, Placement
-from conductor.core.types.estimates import DecodeEstimate, InlineEstimate, PrefillEstimate
+from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
 from springtide.protocol.scheduling import Estimate
 
 SHOWN = 8
@@ -27,30 +27,35 @@ def estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LeadingEstimates:
-    """Of each side the chosen instance, then the best of the others."""
+    """Of each side the chosen instance, and the best. Columns, until somebody asks: of many decisions they are kept, and Python's collector
+    of reference cycles would look at each estimate."""
 
-    prefills: tuple[Estimate, ...]
-    decodes: tuple[Estimate, ...]
-    inlines: tuple[Estimate, ...]
+    placed: Placement | None
+    prefills: PrefillEstimates
+    decodes: DecodeEstimates
+    inlines: Sequence[InlineEstimate]
 
+    @classmethod
+    def of(cls, alternatives: Alternatives, decision: Decision) -> LeadingEstimates:
+        """The best by the time to the first token, and by the time between tokens, of those that have room for it before the others."""
+        prefills, decodes = alternatives.prefills, alternatives.decodes
+        full = (decodes.slots_free < alternatives.expected_blocks) | ~decodes.place_in_batch()
+        return cls(
+            decision if isinstance(decision, Placement) else None,
+            prefills.picked(_least(prefills.ttft_ms)),
+            decodes.picked(_least(decodes.tbt_ms + 1e9 * full)),
+            alternatives.inlines[:SHOWN],
+        )
 
-def leading_estimates(alternatives: Alternatives, decision: Decision) -> LeadingEstimates:
-    """The best by the time to the first token, and by the time between tokens, of those that have room for it before the others."""
-    prefills, decodes = alternatives.prefills, alternatives.decodes
-    placed = decision if isinstance(decision, Placement) else None
-    full = (decodes.slots_free < alternatives.expected_blocks) | ~decodes.place_in_batch()
-    decode_rows = _least(decodes.tbt_ms + 1e9 * full)
-    inlined = placed is not None and placed.inlined
-    own_prefill = () if placed is None or inlined else (_prefill(placed.prefill),)
-    own_decode = () if placed is None else (_decode(placed.decode),)
-    inlines = [_inline(each) for each in alternatives.inlines[:SHOWN]]
-    if placed is not None and inlined:
-        inlines.sort(key=lambda each: each.instance_id != placed.prefill.instance_id)
-    return LeadingEstimates(
-        _led_by(own_prefill, (_prefill(prefills.row(row)) for row in _least(prefills.ttft_ms))),
-        _led_by(own_decode, (_decode(decodes.row(row)) for row in decode_rows)),
-        tuple(inlines),
-    )
+    def told(self) -> tuple[tuple[Estimate, ...], tuple[Estimate, ...], tuple[Estimate, ...]]:
+        """Of prefill instances, of decode nodes, and of those that could compute the prompt themselves: the chosen one, then the others."""
+        placed, inlines = self.placed, [_inline(each) for each in self.inlines]
+        inlined = placed is not None and placed.inlined
+        own_prefill = () if placed is None or inlined else (_prefill(placed.prefill),)
+        own_decode = () if placed is None else (_decode(placed.decode),)
+        if placed is not None and inlined:
+            inlines.sort(key=lambda each: each.instance_id != placed.prefill.instance_id)
+        return _led_by(own_prefill, map(_prefill, self.prefills)), _led_by(own_decode, map(_decode, self.decodes)), tuple(inlines)
 
 
 def _led_by(own: tuple[Estimate, ...], others: Iterable[Estimate]) -> tuple[Estimate, ...]:
@@ -58,14 +63,13 @@ def _led_by(own: tuple[Estimate, ...], others: Iterable[Estimate]) -> tuple[Esti
     return (*own, *(each for each in others if each.instance_id not in chosen))[:SHOWN]
 
 
-def _least(column: Floats) -> list[int]:
+def _least(column: Floats) -> Ints:
     """The rows of the least values, in that order."""
     count = min(SHOWN, len(column))
     if not count:
-        return []
+        return np.zeros(0, np.int64)
     rows = np.argpartition(column, count - 1)[:count]
-    ordered: list[int] = rows[np.argsort(column[rows], kind="stable")].tolist()
-    return ordered
+    return np.asarray(rows[np.argsort(column[rows], kind="stable")])
 
 
 def _prefill(row: PrefillEstimate) -> Estimate:

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
-from conductor.core.explanation import LeadingEstimates, leading_estimates
+from conductor.core.explanation import LeadingEstimates
 from conductor.core.state import PlacedAttempt
 from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.events import Decided
@@ -211,7 +211,7 @@ class History:
             alternatives, decision = self._to_explain.popleft()
             kind = self._placed if isinstance(decision, Placement) else self._refused
             if (remembered := kind.entries.get(alternatives.attempt_id)) is not None:
-                remembered.estimates = leading_estimates(alternatives, decision)
+                remembered.estimates = LeadingEstimates.of(alternatives, decision)
 
     def advanced(self, progress: Progress, attempt: PlacedAttempt | None, now: float) -> None:
         """`attempt`: the one that has advanced, as the core knew it until now or, if it has not ended, still does."""
@@ -304,8 +304,8 @@ def _is_of(told: ObservedDecision, wanted: str) -> bool:
 
 
 def _explained(entry: _Remembered) -> ExplainedDecision:
-    kept = entry.estimates or LeadingEstimates((), (), ())
+    prefills, decodes, inlines = entry.estimates.told() if entry.estimates is not None else ((), (), ())
     slos = entry.ttft_slo_ms, entry.tbt_slo_ms
     return ExplainedDecision(
-        entry.told, *slos, entry.policy, entry.admission, entry.num_prefills, entry.num_decodes, kept.prefills, kept.decodes, kept.inlines
+        entry.told, *slos, entry.policy, entry.admission, entry.num_prefills, entry.num_decodes, prefills, decodes, inlines
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from conductor.server.gc_tuning import GcTuner
+from tests.support.waiting import until
 
 
 @dataclass
@@ -74,6 +75,54 @@ def test_what_many_members_that_have_gone_left_in_cycles_is_freed() -> None:
     tuner.look()
     assert all(watcher() is None for watcher in gone)
     assert gc.get_freeze_count() > 0
+
+
+def test_what_has_come_is_frozen_before_long_whether_the_members_have_a_rest_or_not() -> None:
+    for joins in (0, 1):
+        cluster = _Cluster(joined=10)
+        tuner = GcTuner(cluster)
+        tuner.look()
+        tuner.look()
+        frozen, young = gc.get_freeze_count(), [_Watcher() for _ in range(1000)]
+        for _ in range(12):
+            cluster.joined += joins
+            tuner.look()
+        assert gc.get_freeze_count() >= frozen + len(young)
+        gc.unfreeze()
+
+
+def test_what_was_frozen_and_has_come_to_be_in_cycles_is_freed_when_it_is_much() -> None:
+    tuner = GcTuner(_Cluster(joined=10))
+    tuner.look()
+    tuner.look()
+    much = [_Watcher() for _ in range(gc.get_freeze_count())]
+    gone = weakref.ref(much[0])
+    for _ in range(12):
+        tuner.look()
+    del much
+    gc.collect()
+    assert gone() is not None, "it was not frozen"
+    for _ in range(12):
+        tuner.look()
+    assert gone() is None
+    assert gc.get_freeze_count() > 0
+
+
+async def test_what_is_young_is_looked_at_by_time() -> None:
+    looked_at: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            looked_at.append(info["generation"])
+
+    gc.callbacks.append(note)
+    task = asyncio.create_task(GcTuner(_Cluster()).run())
+    await until(lambda: len(looked_at) >= 10)
+    gc.callbacks.remove(note)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert looked_at[:10] == [0] * 10
 
 
 async def test_when_it_ends_the_collector_is_as_it_was() -> None:

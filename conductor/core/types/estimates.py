@@ -114,6 +114,12 @@ class _Estimates(Sequence[_Row]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def picked(self, rows: Ints) -> Self:
+        """The same of these rows alone."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}  # type: ignore[arg-type]
+        chosen = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        return type(self)(**{**columns, **chosen, "instance_ids": tuple(self.instance_ids[row] for row in rows.tolist())})
+
     def plain(self) -> dict[str, Any]:
         """The columns as what JSON has, from which `of_plain` makes them again, digit for digit."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}  # type: ignore[arg-type]
