@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
@@ -16,6 +17,7 @@ from springtide.ids import AttemptId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS, ExplainedDecision, Explanation, ObservedDecision, TimeBucket
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
+from springtide.slices import at_once
 
 MOST_PLACED, MOST_REFUSED = 1024, 256
 MOST_EXPLAINED_PER_S = 100
@@ -205,13 +207,19 @@ class History:
             self._explained += 1
             self._to_explain.append((alternatives, decision))
 
-    def explain(self) -> None:
-        """Picks the estimates to be kept out of those of the latest decisions, which are let go."""
+    @property
+    def to_explain(self) -> bool:
+        """Whether there are decisions of which the estimates to be kept are still to be picked out."""
+        return bool(self._to_explain)
+
+    def explain(self) -> Generator[None, None, None]:
+        """Picks them out, in parts; the decisions' estimates are let go."""
         while self._to_explain:
             alternatives, decision = self._to_explain.popleft()
             kind = self._placed if isinstance(decision, Placement) else self._refused
             if (remembered := kind.entries.get(alternatives.attempt_id)) is not None:
                 remembered.estimates = LeadingEstimates.of(alternatives, decision)
+            yield
 
     def advanced(self, progress: Progress, attempt: PlacedAttempt | None, now: float) -> None:
         """`attempt`: the one that has advanced, as the core knew it until now or, if it has not ended, still does."""
@@ -261,7 +269,7 @@ class History:
 
     def explanation(self, wanted: str, now: float) -> Explanation:
         """Of a request, one of its choices or an attempt; without decisions where none is remembered."""
-        self.explain()
+        at_once(self.explain())
         entries = chain(self._placed.entries.values(), self._refused.entries.values())
         found = sorted((entry for entry in entries if _is_of(entry.told, wanted)), key=lambda entry: entry.told.decided_at)
         return Explanation(tuple(map(_explained, found)), now)

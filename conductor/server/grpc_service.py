@@ -54,6 +54,7 @@ class ConductorService(AskedServicer):
         self._log_decisions_every = log_decisions_every
         self._answering: set[asyncio.Task[None]] = set()
         """What is answered in turns."""
+        self._explaining: asyncio.Future[None] | None = None
         self._advances = asyncio.Lock()
         self._advances_waiting = 0
         """Reports are taken in in the order in which they came, those of one attempt above all: nobody overtakes these."""
@@ -75,12 +76,18 @@ class ConductorService(AskedServicer):
             else:
                 answer.reply.CopyFrom(wire.SCHEDULE_REPLY.encode(self._schedule(wire.SCHEDULE.decode(question.request))))
         connection.send(answer.SerializeToString())
-        self._runner.history.explain()  # nobody waits for it
+        self._explain()
+
+    def _explain(self) -> None:
+        """Has the history pick out what the latest decisions are explained by. Nobody waits for it."""
+        history = self._runner.history
+        if history.to_explain and (self._explaining is None or self._explaining.done()):
+            self._explaining = self._runner.turns.begin(history.explain())
 
     async def _answer_in_turns(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
         with self._refusing(question) as answer:
             if question.HasField("renew"):
-                await self._runner.turns.run(self._renewed(question.renew))
+                await self._runner.turns.begin(self._renewed(question.renew))
                 answer.renewed.SetInParent()
             else:
                 await self._advance(question.advance)
@@ -124,7 +131,7 @@ class ConductorService(AskedServicer):
         self._advances_waiting += 1
         try:
             async with self._advances:
-                await self._runner.turns.run(self._advanced(request))
+                await self._runner.turns.begin(self._advanced(request))
         finally:
             self._advances_waiting -= 1
 
@@ -163,7 +170,7 @@ class ConductorService(AskedServicer):
         request: conductor_pb2.GetClusterRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
-        return await self._runner.turns.run(self._status())
+        return await self._runner.turns.begin(self._status())
 
     def _status(self) -> Generator[None, None, conductor_pb2.ClusterStatus]:
         core, now = self._runner.core, self._runner.clock.now()

@@ -75,11 +75,11 @@ class ObserverService(observation_pb2_grpc.ObserverServicer):
         async with self._making:
             now = self._runner.clock.now()
             if now - self._work_at >= WORK_EVERY_S:
-                loads = await turns.run(self._runner.core.pool_loads(now))
+                loads = await turns.begin(self._runner.core.pool_loads(now))
                 self._overview = self._seen(loads, now)
-                self._work, self._work_at = await turns.run(_made(observed_work(self._runner.core, loads, now))), now
+                self._work, self._work_at = await turns.begin(_made(observed_work(self._runner.core, loads, now))), now
             if now - self._pool_at >= POOL_EVERY_S:
-                self._pool, self._pool_at = await turns.run(_made(observed_pool(self._runner.core, now))), now
+                self._pool, self._pool_at = await turns.begin(_made(observed_pool(self._runner.core, now))), now
             return self._work, self._pool
 
     def _seen(self, loads: PoolLoads, now: float) -> Overview:

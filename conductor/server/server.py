@@ -136,10 +136,10 @@ class ConductorServer:
         runner = self._runner
         for tick in itertools.count():
             if tick % _TICKS_A_SAMPLE == 0:
-                await runner.turns.run(sample_loads(runner))
-            await runner.turns.run(self._tick_parts())
+                await runner.turns.begin(sample_loads(runner))
+            await runner.turns.begin(self._tick_parts())
             await asyncio.sleep(_TICK_S / 2)
-            await runner.turns.run(metrics.observe_cluster(runner.core, runner.clock.now()))
+            await runner.turns.begin(metrics.observe_cluster(runner.core, runner.clock.now()))
             await asyncio.sleep(_TICK_S / 2)
 
     def _tick_parts(self) -> Generator[None, None, None]:

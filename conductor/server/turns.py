@@ -31,16 +31,15 @@ class Turns:
         self._waiting = deque[tuple[Generator[object, None, Any], asyncio.Future[Any]]]()
         self._waiting_since = 0.0
 
-    async def run(self, parts: Generator[object, None, T]) -> T:
-        """Returns what the generator does, whose parts end where it yields. Raises what it raises. Who is cancelled has no further
-        turn."""
+    def begin(self, parts: Generator[object, None, T]) -> asyncio.Future[T]:
+        """Comes to what the generator returns, whose parts end where it yields, or raises. If it is cancelled, there is no further part."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._waiting.append((parts, done))
         if len(self._waiting) == 1:
             self._waiting_since = self._clock()
             loop.call_soon(self._turn)
-        return await done
+        return done
 
     def _turn(self) -> None:
         began = self._clock()

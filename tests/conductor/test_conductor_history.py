@@ -19,6 +19,7 @@ from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS
 from springtide.protocol.scheduling import Reason, Terms
+from springtide.slices import at_once
 
 OBJECTIVE_MS = 10_000.0
 
@@ -97,7 +98,7 @@ def test_of_many_decisions_the_latest_stay_and_so_many_a_second_with_their_alter
     told = Told(make_core(prefills=[f"p{number}" for number in range(20)], decodes=[f"d{number}" for number in range(20)]))
     for number in range(MOST_PLACED + 50):
         told.place(f"r{number}.1", 1.0, num_tokens=5)
-        told.history.explain()
+        at_once(told.history.explain())
         told.core.handle(Progress(AttemptId(f"r{number}.1"), Phase.FINISHED), 1.0)
     told.history.validate()
     assert told.history.explanation("r0.1", 1.0).decisions == ()

@@ -26,9 +26,11 @@ from springtide.protocol.observation import (
     StoreTable,
 )
 from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2 import ScheduleRequest
 from springtide.rpc.observation_pb2_grpc import ObserverStub
 from springtide.slices import at_once
 from tests.support.played_cluster import MODEL, PlayedCluster
+from tests.support.scheduling import SOON_S, asking
 
 T = TypeVar("T")
 MOST_BYTES = 64 << 10
@@ -149,3 +151,15 @@ async def test_a_decision_is_explained_by_its_requests_id(small: PlayedCluster, 
     told = wire.EXPLANATION.decode(await observer.Explain(wire.EXPLAIN.encode(Explain(decision.request_id))))
     assert [entry.decision for entry in told.decisions] == [decision]
     assert not wire.EXPLANATION.decode(await observer.Explain(wire.EXPLAIN.encode(Explain("chatcmpl-none")))).decisions
+
+
+async def test_a_decision_can_be_explained_however_many_have_come_since(small: PlayedCluster) -> None:
+    small.play(2.0)
+    async with small.serving() as address, connect(address) as channel:
+        async with asking(channel) as conductor:
+            for number in range(60):
+                asked = ScheduleRequest(attempt_id=f"a{number}", request_id=f"r{number}", num_tokens=5, max_new_tokens=5, gateway_id="g")
+                assert (await conductor.ask(asked, SOON_S)).HasField("assignment")
+        observer = ObserverStub(channel)
+        explained = [wire.EXPLANATION.decode(await observer.Explain(wire.EXPLAIN.encode(Explain(f"r{number}")))) for number in range(60)]
+    assert all(told.decisions[0].prefills and told.decisions[0].decodes for told in explained)

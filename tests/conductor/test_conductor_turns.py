@@ -46,16 +46,16 @@ class Rounds:
 async def test_a_round_has_one_turn_however_much_there_is_to_do() -> None:
     clock = Clock()
     turns, rounds = Turns(clock), Rounds(clock)
-    assert await asyncio.gather(*(turns.run(rounds.work(parts)) for parts in (40, 3, 100))) == [40, 3, 100]
+    assert await asyncio.gather(*(turns.begin(rounds.work(parts)) for parts in (40, 3, 100))) == [40, 3, 100]
     assert max(rounds.parts) <= TURN_S / PART_S + 1
 
 
 async def test_who_has_waited_longest_is_next() -> None:
     clock = Clock()
     turns, rounds = Turns(clock), Rounds(clock)
-    long = asyncio.create_task(turns.run(rounds.work(1000)))
+    long = turns.begin(rounds.work(1000))
     await asyncio.sleep(0)
-    assert await turns.run(rounds.work(8)) == 8
+    assert await turns.begin(rounds.work(8)) == 8
     assert not long.done()
     assert await long == 1000
 
@@ -65,7 +65,7 @@ async def test_where_other_work_takes_long_a_turn_is_longer_but_not_without_end(
     for else_s in (0.0, 4 * TURN_S, 100 * TURN_S):
         clock = Clock()
         turns, rounds = Turns(clock), Rounds(clock, else_s)
-        await turns.run(rounds.work(400))
+        await turns.begin(rounds.work(400))
         most[else_s] = max(rounds.parts)
     assert most[0.0] < most[4 * TURN_S] < most[100 * TURN_S] <= LONGEST_TURN_S / PART_S + 1
 
@@ -78,7 +78,7 @@ async def test_what_work_raises_is_raised_and_ends_no_other() -> None:
         yield from rounds.work(10)
         raise ValueError("no")
 
-    other = asyncio.create_task(turns.run(rounds.work(50)))
+    other = turns.begin(rounds.work(50))
     with pytest.raises(ValueError, match="no"):
-        await turns.run(fails())
+        await turns.begin(fails())
     assert await other == 50

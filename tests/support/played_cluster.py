@@ -289,7 +289,7 @@ class PlayedCluster:
         )
         (decided,) = self.runner.feed(request)
         assert isinstance(decided, Decided)
-        self.runner.history.explain()
+        at_once(self.runner.history.explain())
         if decided.assignment is not None:
             self._run(request, decided.assignment, own, most)
 
