@@ -410,6 +410,9 @@ class GatewayCore:
         if running is None or (side is Role.PREFILL and not running[1].prefill_open):
             return []
         state, attempt = running
+        if side is Role.DECODE and failed.failure.code is FailureCode.PEER_LOST and state.only_prefill_owes:
+            # It gives the hand-over up when it has made the token, which that may overtake. Otherwise the decode side is found silent.
+            return []
         attempt.close(side)
         culprit, failure = attempt.instance_of(side), failed.failure
         message = f"{culprit}: {failure.message}"

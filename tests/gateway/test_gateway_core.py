@@ -76,12 +76,12 @@ def keys(*token_ids: int) -> tuple[BlockKey, ...]:
 
 
 class Course:
-    """One request, with max_tokens 4, fed by hand."""
+    """One request, fed by hand."""
 
-    def __init__(self, *, accepted: bool = False, deadline_ms: float = 0.0) -> None:
+    def __init__(self, *, accepted: bool = False, deadline_ms: float = 0.0, max_tokens: int = 4) -> None:
         self.core = new_core()
         self.now = 100.0
-        self.did = self.feed(ev.Arrived(replace(generation(0, 4, accepted=accepted), terms=Terms(deadline_ms=deadline_ms))))
+        self.did = self.feed(ev.Arrived(replace(generation(0, max_tokens, accepted=accepted), terms=Terms(deadline_ms=deadline_ms))))
 
     def feed(self, event: ev.Event) -> list[ev.Action]:
         self.did = self.core.handle(event, self.now)
@@ -595,6 +595,27 @@ def test_a_lost_peer_makes_both_instances_suspect() -> None:
     assert course.schedule().avoid == {"p0", "d0"}
 
 
+def test_the_only_token_may_be_overtaken_by_the_hand_over_that_is_given_up_for_it() -> None:
+    course = Course(max_tokens=1)
+    course.assign()
+    assert course.fail(FailureCode.PEER_LOST) == []
+    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.LENGTH)
+    actions = course.feed(PrefillDone(only, cached_tokens=2))
+    assert emitted(actions) == [7] and isinstance(actions[-1], ev.Terminal)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_who_should_make_the_only_token_and_fails_is_replaced_also_where_the_decode_node_has_told_of_it_before(lost: bool) -> None:
+    course = Course(max_tokens=1)
+    course.assign()
+    course.fail(FailureCode.PEER_LOST)
+    if lost:
+        course.lose(Role.PREFILL)
+    else:
+        course.fail(FailureCode.INTERNAL, Role.PREFILL)
+    assert course.schedule().avoid == {"p0"}
+
+
 def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
     course = Course()
     course.assign()
@@ -632,6 +653,14 @@ def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_en
     course.assign()
     ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.DECODE, (AttemptSign(FIRST, 0, True),))])
     assert course.schedule().avoid == {"p0"}
+
+
+def test_a_decode_node_that_has_told_of_a_lost_peer_is_silent_where_the_only_token_does_not_come() -> None:
+    course = Course(max_tokens=1)
+    course.assign()
+    course.fail(FailureCode.PEER_LOST)
+    ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.PREFILL, (AttemptSign(FIRST, 0, True),))])
+    assert course.schedule().avoid == {"d0"}
 
 
 def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
