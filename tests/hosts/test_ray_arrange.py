@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import springtide
+from deploy.ray.placement import ADOPT_S
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
-from tests.support.ray_nodes import RayMachines, cluster_on, placed_nodes
+from tests.support.ray_nodes import RayMachines, all_serve, cluster_on, placed_nodes, placement_of
 from tests.support.reference import Reference, random_prompt
 
 pytest.importorskip("ray")
@@ -21,16 +22,16 @@ REPOSITORY = Path(springtide.__file__).parents[1]
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(480)]
 PATIENCE_S = 150.0
 OUTPUT_TOKENS = 24
-SLOW_WORKERS = """
+SLOW_WORKERS = f"""
 import pathlib, time
 if b"default_worker.py" in pathlib.Path("/proc/self/cmdline").read_bytes():
-    time.sleep(5)
+    time.sleep({ADOPT_S + 2})
 """
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayMachines]:
-    """Two Ray nodes, either of which has room for all. Their workers take longer to start than the 3 s in which Ray has to find room."""
+    """Two Ray nodes, either of which has room for all. Their workers take longer to start than Ray has to find room for any node."""
     slow = tmp_path_factory.mktemp("slow")
     (slow / "sitecustomize.py").write_text(SLOW_WORKERS)
     with RayMachines() as machines:
@@ -68,3 +69,15 @@ def test_who_takes_the_place_of_one_that_has_ended_is_packed_too(cluster: Cluste
     cluster.wait_until(lambda: before["decode-1"] not in placed_nodes().values(), "one to end", PATIENCE_S)
     cluster.wait_until(lambda: len(cluster.ready_instances()) == 4 == len(placed_nodes()), "another in its place", PATIENCE_S)
     assert (on_nodes(machines, "decode"), on_nodes(machines, "prefill")) == ([0, 2], [1, 1])
+
+
+def test_the_placer_is_killed_and_the_next_one_finds_all_nodes_as_they_are(cluster: Cluster) -> None:
+    """However long their new agents take to come."""
+    before, pid = placed_nodes(), cluster.kill("placer")
+
+    def found() -> bool:
+        record = placement_of(cluster)
+        return record.placer_pid != pid and record.nodes.keys() == before.keys() and all_serve(record)
+
+    cluster.wait_until(found, "another to have all nodes", PATIENCE_S)
+    assert placed_nodes() == before
