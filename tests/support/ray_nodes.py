@@ -34,7 +34,7 @@ from tests.support.cluster import Cluster
 from tests.support.installation import Installation, this_installation
 from tests.support.waiting import wait_until
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_S = 16.0
 """How long `ray stop` waits for processes to end."""
 RECONNECT_S = 4
