@@ -55,24 +55,20 @@ def patience_s(least_s: float, round_trip_s: float) -> float:
 
 
 class RoundTrips:
-    """How long answers take: RFC 6298's smoothed time and variation."""
+    """How long answers take of late. Not what they vary by: a process that is busy for a moment makes no network slow."""
 
     def __init__(self) -> None:
         self._smoothed_s: float | None = None
-        self._variation_s = 0.0
 
     @property
-    def as_a_rule_s(self) -> float:
-        """The time within which an answer comes as a rule; 0 before the first."""
-        return 0.0 if self._smoothed_s is None else self._smoothed_s + 4 * self._variation_s
+    def smoothed_s(self) -> float:
+        """0 before the first."""
+        return self._smoothed_s or 0.0
 
     def answered(self, after_s: float) -> None:
-        """Takes in how long an answer took, or that it has not come for so long."""
-        if self._smoothed_s is None:
-            self._smoothed_s, self._variation_s = after_s, after_s / 2
-        else:
-            self._variation_s += (abs(self._smoothed_s - after_s) - self._variation_s) / 4
-            self._smoothed_s += (after_s - self._smoothed_s) / 8
+        """Takes in how long an answer took."""
+        known = self._smoothed_s
+        self._smoothed_s = after_s if known is None else known + (after_s - known) / 4
 
 
 @value_class(frozen=True, slots=True)

@@ -27,8 +27,8 @@ _OPTIONS: list[tuple[str, int]] = [
     # A server hangs up on clients that ask more often.
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    # The time to connect in: a slow network takes a second and more for a packet and its answer, and a lost one is sent again after one.
-    ("grpc.min_reconnect_backoff_ms", 2_500),
+    # The time to connect in: a slow network takes most of a second for a packet and its answer. Who is not there is not waited for longer.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.so_reuseport", 0),
     # The processes of a cluster reach each other at their own addresses, whatever the environment says of proxies.

@@ -35,13 +35,14 @@ class Stream:
         self.num_pushes = 0
         self.want = np.random.default_rng(1).integers(0, 256, (NUM_BLOCKS, SPEC.layers, SPEC.bytes_per_slab), dtype=np.uint8)
 
-    async def open(self) -> None:
+    async def open(self, address: str | None = None) -> None:
+        """`address`: another way to the decode side's store than the direct one."""
         prefill, decode = self.prefill.engine, self.decode.engine
         prefill.send(acquire=pb.Acquire(attempt_id="a", num_blocks=NUM_BLOCKS))
         decode.send(reserve=pb.Reserve(attempt_id="a", num_blocks=NUM_BLOCKS))
         self._slots = (await prefill.inbox("a").next("acquired")).slots
         self._targets = (await decode.inbox("a").next("reserved")).slots
-        prefill.send(open_hand_over=pb.OpenHandOver(attempt_id="a", address=self.decode.store.address))
+        prefill.send(open_hand_over=pb.OpenHandOver(attempt_id="a", address=address or self.decode.store.address))
 
     def write_chunk(self, chunk: int) -> None:
         """Blocks a thread for as long as the engine's would be."""
@@ -72,8 +73,8 @@ class Stream:
 
     @property
     def num_writes(self) -> int:
-        """Without the seal."""
-        return self.prefill.plan.struck["slow"] - 1
+        """Each is followed by a notice that is written by itself. Without the seal."""
+        return (self.prefill.plan.struck["slow"] - 1) // 2
 
 
 NewSites = Callable[..., Awaitable[tuple[Site, Site]]]
@@ -122,6 +123,23 @@ async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_
     await stream.everything_has_arrived()
     assert stream.num_pushes == NUM_CHUNKS * SPEC.layers
     assert stream.num_writes <= stream.num_pushes / 2
+
+
+async def test_who_does_not_answer_lives_as_long_as_its_bytes_come_through(new_sites: NewSites) -> None:
+    """On a full network a question may wait for its answer longer than anybody is patient. Both stores ask for the other one."""
+    prefill, decode = await new_sites(TransferFault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot / 6))
+    prefill.store.shared.address = prefill.proxy.address
+    stream = Stream(prefill, decode, unit_bytes=1)
+    await stream.open(decode.proxy.address)
+    for chunk in range(NUM_CHUNKS):
+        await asyncio.to_thread(stream.write_chunk, chunk)
+    stream.seal()
+    await until(lambda: prefill.store.shared.bytes_written > 0)
+    freezing = [asyncio.create_task(site.proxy.freeze(60.0)) for site in (prefill, decode)]
+    await stream.everything_has_arrived()
+    for task in freezing:
+        task.cancel()
+    await until(lambda: hand_over(prefill) is None)
 
 
 async def test_a_link_that_stands_still_fails_the_hand_over_and_not_the_engine(new_sites: NewSites) -> None:

@@ -254,7 +254,7 @@ async def test_a_source_that_hangs_is_left_once_its_reads_are_at_rest(world: Wor
 
 
 async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.server.transfer.prefix_read.PROBE_EVERY_S", 0.1)
+    monkeypatch.setattr("kvstore.server.shared.peers.LATE_S", 0.1)
     hung = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1))
     control = ControlProxy(hung.store.address)
     await control.start()
@@ -272,7 +272,7 @@ async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_oth
 
 
 async def test_a_source_that_is_only_slow_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.server.transfer.prefix_read.PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr("kvstore.server.shared.peers.LATE_S", 0.01)
     slow = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=1e6))
     assert (await world.fetch(slow.source))[1] == NUM_BLOCKS
 

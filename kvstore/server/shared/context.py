@@ -44,7 +44,7 @@ class StoreOptions:
     eviction: EvictionName = "hit-density"
     lease_s: float = 30.0
     batch_timeout_s: float = 15.0
-    """The deadline of one batch of a transfer; what is slow is moved in smaller ones."""
+    """A batch of a transfer has failed when nothing has come through for so long."""
     layer_group_bytes: int = 4 << 20
     """The least that a unit of a layer stream has."""
     replication_bytes_per_s: int = 256 << 20

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc.aio
 
 from kvstore.core.stripes import Stripe, are_whole
 from kvstore.server.shared.failures import error_of
+from kvstore.server.shared.links import Link
 from kvstore.server.shared.routes import MessengerMover, Mover, StoreRoute, StripedRoute
-from messenger.base import Endpoint
+from messenger.base import Endpoint, Traffic, TransferTimeout
 from messenger.router import Messenger
-from springtide.clock import Clock, ObservedTime
+from springtide.clock import Clock, ObservedTime, RoundTrips, patience_s
 from springtide.credentials import Credentials
 from springtide.errors import PeerLost
 from springtide.modelinfo import KVSpec
@@ -25,13 +26,19 @@ from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 
 CALL_TIMEOUT_S = 1.5
-"""The time for a question that a living store answers at once."""
+"""The time for a question that a living store answers at once, on a network that is not slow."""
+LONGEST_CALL_S = 10.0
+"""The time for the same, all in all, while bytes of the store come through."""
 PROBE_TIMEOUT_S = 1.0
 """The time for the same, of a store that keeps others waiting."""
 IDLE_S = 60.0
 """A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
 than any call, and short of a channel for every store that ever was."""
 _LOOK_EVERY_S, _MOST_BETWEEN_LOOKS_S = 0.1, 0.25
+LATE_S, _WATCH_EVERY_S = 1.0, 0.25
+"""A store with which something is under way, and of which nothing has come through for so long, is asked whether it lives."""
+LONGEST_BATCH_S = 600.0
+"""The deadline of a batch of a transfer of which bytes come through all the while."""
 _PAUSE_S = 0.3
 """A question in whose time this process stood still for so long, all in all, was not answered too late by whoever was asked."""
 T = TypeVar("T")
@@ -45,6 +52,9 @@ class _Peer:
     """The Messenger of whoever was there last."""
     layers: Sequence[LayersAt] = ()
     """Where its slots lie, if it is the first store of a bundle."""
+    round_trips: RoundTrips = field(default_factory=RoundTrips)
+    """Of questions that are answered at once."""
+    link: Link = field(default_factory=Link)
 
 
 class Peers:
@@ -70,6 +80,10 @@ class Peers:
         """The stub for calls that are begun now and take less than `IDLE_S`."""
         return StoreStub(self._peer(address).channel)
 
+    def link(self, address: str) -> Link:
+        """What hand-overs to the store there share."""
+        return self._peer(address).link
+
     def observed_s(self) -> float:
         """Seconds that may be counted as others' silence: those in which this process stood still are not in it."""
         return self._look().now
@@ -80,28 +94,85 @@ class Peers:
             self._look()
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def ask(self, address: str, question: Callable[[StoreStub], Awaitable[T]]) -> T:
-        """The answer of the store there. A question whose deadline passed while this process stood still is asked again: the answer may
-        have been there. So it has to be one that may be asked twice."""
+    async def ask(
+        self,
+        address: str,
+        question: Callable[[StoreStub, float], Awaitable[T]],
+        timeout_s: float = CALL_TIMEOUT_S,
+        longest_s: float = LONGEST_CALL_S,
+    ) -> T:
+        """The answer of the store there to `question`, which is given its deadline: `timeout_s`, more on a slow network. One whose deadline
+        passed while this process stood still is asked again: the answer may have been there. So is one, for `longest_s` at most, while
+        bytes of that store came through: it lives. So it has to be a question that may be asked twice."""
+        timeout_s, until_s = patience_s(timeout_s, self.round_trip_s(address)), self.observed_s() + longest_s
         while True:
-            stood_still_s = self._look().stood_still_s
+            stood_still_s, moved = self._look().stood_still_s, self._traffic(address).num_bytes
             try:
-                return await question(self.stub(address))
+                return await question(self.stub(address), timeout_s)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or self._look().stood_still_s - stood_still_s < _PAUSE_S:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
+                if self._look().stood_still_s - stood_still_s >= _PAUSE_S:
+                    continue
+                timeout_s = min(2 * timeout_s, until_s - self.observed_s())
+                if timeout_s <= 0 or self._traffic(address).num_bytes == moved:
+                    raise
+
+    def round_trip_s(self, address: str) -> float:
+        """The time within which the store there answers, or its kernel acknowledges bytes, as a rule; 0 when it is not known."""
+        return max(self._traffic(address).round_trip_s, self._peer(address).round_trips.smoothed_s)
+
+    def _traffic(self, address: str) -> Traffic:
+        """With the store there; of a bundle, with its first."""
+        endpoint = self._peer(address).endpoint
+        return Traffic() if endpoint is None else self._messenger.traffic(endpoint.incarnation)
 
     def _look(self) -> ObservedTime:
         self._observed.look(asyncio.get_running_loop().time())
         return self._observed
 
+    async def describe(self, address: str, timeout_s: float, longest_s: float) -> pb.DescribeReply:
+        """What the store there says of itself, asked as by `ask`."""
+        began_s = self.observed_s()
+
+        async def describe(stub: StoreStub, timeout_s: float) -> pb.DescribeReply:
+            reply: pb.DescribeReply = await stub.Describe(pb.DescribeRequest(), timeout=timeout_s)
+            return reply
+
+        reply = await self.ask(address, describe, timeout_s, longest_s)
+        self._peer(address).round_trips.answered(self.observed_s() - began_s)
+        return reply
+
     async def answers(self, address: str) -> bool:
         """Whether the store there lives, however slow what is asked of it."""
         try:
-            await self.ask(address, lambda stub: stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S))
+            await self.describe(address, PROBE_TIMEOUT_S, longest_s=0.0)
         except grpc.aio.AioRpcError:
             return False
         return True
+
+    async def while_it_lives(self, address: str, work: Awaitable[T], silence_s: float) -> T:
+        """What `work` with the store there comes to. What is late may be slow: as long as bytes come through nobody is in doubt; when none
+        do, the store is asked whether it lives. Raises PeerLost when it does not say so, and TransferTimeout when it does and yet nothing
+        comes through for `silence_s`; then the work is given up, and has ended."""
+        task = asyncio.ensure_future(work)
+        moved, moved_s = self._traffic(address).num_bytes, self.observed_s()
+        heard_s = moved_s
+        try:
+            while not (await asyncio.wait({task}, timeout=_WATCH_EVERY_S))[0]:
+                now_s = self.observed_s()
+                if (now := self._traffic(address).num_bytes) != moved:
+                    moved, moved_s, heard_s = now, now_s, now_s
+                elif now_s - moved_s >= silence_s:
+                    raise TransferTimeout(f"{address} has taken and given nothing for {silence_s:g} s")
+                elif now_s - heard_s >= LATE_S:
+                    if not await self.answers(address) and not task.done() and self._traffic(address).num_bytes == moved:
+                        raise PeerLost(f"{address} does not answer")
+                    heard_s = self.observed_s()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     async def connect(self, address: str, incarnation: int) -> StoreRoute:
         """A route to the memory of the store at `address`. Raises PeerLost when that is away or another incarnation."""
@@ -144,7 +215,7 @@ class Peers:
 
     async def _describe(self, address: str) -> tuple[Endpoint, Sequence[LayersAt]]:
         try:
-            reply = await self.ask(address, lambda stub: stub.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
+            reply = await self.describe(address, CALL_TIMEOUT_S, LONGEST_CALL_S)
             layers = [*map(wire.LAYERS_AT.decode, reply.layers)]
             if layers and not are_whole([each.layers for each in layers], self._spec.layers):
                 raise PeerLost(f"the store at {address} has not all {self._spec.layers} layers of the model's slots")

@@ -13,13 +13,14 @@ import grpc.aio
 
 from kvstore import metrics
 from kvstore.core.results import UnknownAttempt
+from kvstore.core.turns import Transfer
 from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import TransferCancelled, error_of, failure_of
-from kvstore.server.shared.peers import CALL_TIMEOUT_S
+from kvstore.server.shared.peers import LONGEST_BATCH_S
 from kvstore.server.shared.routes import StoreRoute
-from kvstore.server.transfer.pacing import Pace, batches, block_slice
-from messenger.base import TransferTimeout
-from springtide.errors import PeerLost, SpringtideError
+from kvstore.server.transfer.pacing import batches, block_slice
+from messenger.base import Completion, Slice, TransferTimeout
+from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.protocol import wire
 from springtide.protocol.outputs import HandedOver
@@ -38,8 +39,6 @@ from springtide.supervision import first_of
 
 logger = logging.getLogger(__name__)
 
-LATE_S = 1.0
-"""The time after which a write is late: a batch is made to take half of it."""
 _REPEAT_S = 0.5
 T = TypeVar("T")
 Notify = Callable[[Notice], None]
@@ -61,7 +60,8 @@ class HandOverWriter:
         self._wake = asyncio.Event()
         self._cancelled = asyncio.Event()
         self._route: StoreRoute | None = None
-        self._pace = Pace()
+        self._link = shared.peers.link(address)
+        self._progress = Transfer(asyncio.get_running_loop().time(), len(slots) * shared.options.spec.bytes_per_slot)
         self._num_bytes = 0
         self._first_write_at: float | None = None
         self._written_at = 0.0
@@ -159,6 +159,7 @@ class HandOverWriter:
         while not (targets := await self._ask_for_targets()).slots:
             if loop.time() >= until:
                 raise TransferTimeout(f"{self._address} reserved nothing for the prompt within {self._shared.options.lease_s:g} s")
+        self._progress.remaining_bytes -= targets.present_blocks * self._shared.options.spec.bytes_per_slot
         if len(targets.slots) != len(self._slots):
             raise SpringtideError(f"{self._address} reserved {len(targets.slots)} blocks for a prompt of {len(self._slots)}")
         return targets
@@ -167,7 +168,7 @@ class HandOverWriter:
         """Has no slots while nothing has been reserved; the receiving store takes its time to say so."""
         request = wire.OPEN_INGEST.encode(OpenIngest(self._attempt_id, self._writer()))
         try:
-            call = self._shared.peers.ask(self._address, lambda stub: stub.OpenIngest(request, timeout=CALL_TIMEOUT_S))
+            call = self._shared.peers.ask(self._address, lambda stub, timeout_s: stub.OpenIngest(request, timeout=timeout_s))
             return wire.INGEST_TARGETS.decode(await self._unless_cancelled(call))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"opening the ingest at {self._address}") from error
@@ -180,7 +181,7 @@ class HandOverWriter:
             await self._write(route, targets, unit)
         assert self._first_token is not None
         seal = wire.INGEST_NOTICE.encode(IngestSeal(self._attempt_id, self._first_token))
-        await self._while_it_answers(route.write([], self._shared.options.batch_timeout_s, seal.SerializeToString()))
+        await self._watched(route.write([], LONGEST_BATCH_S, seal.SerializeToString()))
         self._written_at = time.perf_counter()
 
     async def _next(self) -> Unit | None:
@@ -201,15 +202,15 @@ class HandOverWriter:
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
         notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
         written = 0
-        for batch in batches(pieces, self._pace):
-            if self._cancelled.is_set():
-                raise TransferCancelled("the hand-over was cancelled")
+        for batch in batches(pieces, self._link):
             written += len(batch)
             last = notice if written == len(pieces) else None
-            began = time.perf_counter()
-            self._first_write_at = began if self._first_write_at is None else self._first_write_at
-            completion = await self._pace.move(self._while_it_answers(route.write(batch, self._shared.options.batch_timeout_s, last)))
-            self._writing_s += time.perf_counter() - began
+            async with self._link.turn(self._progress, sum(piece.length for piece in batch), self._unless_cancelled) as turn:
+                began = time.perf_counter()
+                self._first_write_at = began if self._first_write_at is None else self._first_write_at
+                completion = await self._watched(_write_batch(route, batch, last))
+                turn.moved = completion.num_bytes
+                self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._shared.bytes_written += completion.num_bytes
             metrics.HANDED_OVER_BYTES.inc(completion.num_bytes)
@@ -220,24 +221,14 @@ class HandOverWriter:
         """Whether the receiving store has heard it. When it has not, it asks (CancelHandOver) before it gives the slots to others."""
         request = wire.CLOSE_INGEST.encode(CloseIngest(self._attempt_id, self._writer()))
         try:
-            await self._shared.peers.ask(self._address, lambda stub: stub.CloseIngest(request, timeout=CALL_TIMEOUT_S))
+            await self._shared.peers.ask(self._address, lambda stub, timeout_s: stub.CloseIngest(request, timeout=timeout_s))
             return True
         except grpc.aio.AioRpcError as error:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})
             return False
 
-    async def _while_it_answers(self, work: Awaitable[T]) -> T:
-        """What is late may be slow: the receiving store is asked whether it lives. Raises PeerLost when it does not say so; then the work
-        is given up, and has ended."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait({task}, timeout=LATE_S))[0]:
-                if not await self._shared.peers.answers(self._address) and not task.done():
-                    raise PeerLost(f"{self._address} does not answer")
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+    async def _watched(self, work: Awaitable[T]) -> T:
+        return await self._shared.peers.while_it_lives(self._address, work, self._shared.options.batch_timeout_s)
 
     async def _unless_cancelled(self, work: Awaitable[T]) -> T:
         """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""
@@ -246,6 +237,14 @@ class HandOverWriter:
         if task.cancelled():
             raise TransferCancelled("the hand-over was cancelled")
         return task.result()
+
+
+async def _write_batch(route: StoreRoute, batch: Sequence[Slice], notice: bytes | None) -> Completion:
+    """The notice goes by itself: with the bytes it would be held up by those of other hand-overs that were begun before."""
+    completion = await route.write(batch, LONGEST_BATCH_S)
+    if notice is not None and not completion.failed:
+        await route.write([], LONGEST_BATCH_S, notice)
+    return completion
 
 
 def join_last(units: deque[Unit]) -> None:

@@ -14,7 +14,10 @@ from kvstore import metrics
 from kvstore.core.results import IngestFailed
 from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import failure_of
+from kvstore.server.shared.peers import Peers
+from messenger.base import Traffic
 from messenger.router import Messenger
+from springtide.clock import patience_s
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.protocol import wire
@@ -25,9 +28,9 @@ from springtide.rpc import store_pb2 as pb
 logger = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 0.4
-PROBE_TIMEOUT_S = 0.5
 SILENCE_UNTIL_LOST_S = 1.3
-"""The silence after which a writer is lost: one that is gone is known within two seconds, as two probes fail, or three are refused."""
+"""The silence after which a writer is lost on a network that is not slow: one that is gone is known within two seconds."""
+_CANCEL_TIMEOUT_S = 0.5
 OPEN_WAIT_S = 0.7
 """The most that a writer waits which asks before the reservation is made; then it asks again."""
 
@@ -40,8 +43,7 @@ class Ingests:
         self._notify = notify
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
         """The writers that asked before the reservation was made."""
-        self._heard_at: dict[Writer, float] = {}
-        """The observed time (`Peers.observed_s`) when a writer last answered, or was first asked."""
+        self._watched: dict[Writer, _Watched] = {}
         self.has_engine = False
         self._idle = True
         """Nobody may write here, so nobody is watched."""
@@ -112,35 +114,39 @@ class Ingests:
 
     async def watch_writers(self, messenger: Messenger) -> None:
         """Watches them for ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
-        while True:
-            writers = self._shared.pool.writers()
-            await asyncio.gather(*(self._probe(writer, messenger) for writer in writers))
-            self._heard_at = {writer: when for writer, when in self._heard_at.items() if writer in writers}
-            self._idle = not self._shared.pool.writers()
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
-                async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
-                    await self._kick.wait()
-            self._kick.clear()
-
-    async def _probe(self, writer: Writer, messenger: Messenger) -> None:
-        peers = self._shared.peers
-        stub, heard_at = peers.stub(writer.address), self._heard_at.setdefault(writer, peers.observed_s())
         try:
-            description = await stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if peers.observed_s() - heard_at >= SILENCE_UNTIL_LOST_S:
-                await self._lose(writer, f"{writer.node_id} at {writer.address} does not answer: {error.details()}", messenger)
+            while True:
+                writers = self._shared.pool.writers()
+                for gone in self._watched.keys() - writers:
+                    self._watched.pop(gone).close()
+                for writer in writers:
+                    if writer not in self._watched:
+                        self._watched[writer] = _Watched(writer, self._shared.peers, messenger)
+                await asyncio.gather(*(self._look_at(watched, messenger) for watched in self._watched.values()))
+                self._idle = not self._shared.pool.writers()
+                with contextlib.suppress(TimeoutError):
+                    # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
+                    async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
+                        await self._kick.wait()
+                self._kick.clear()
+        finally:
+            for watched in self._watched.values():
+                watched.close()
+
+    async def _look_at(self, watched: _Watched, messenger: Messenger) -> None:
+        writer = watched.writer
+        if (why := watched.look()) is not None:
+            await self._lose(writer, why, messenger)
             return
-        self._heard_at[writer] = peers.observed_s()
-        if description.incarnation != writer.incarnation:
-            await self._lose(writer, f"{writer.node_id} has restarted", messenger)
-            return
-        for attempt_id in [attempt_id for attempt_id, by in self._shared.pool.quarantined_ingests() if by == writer]:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in the next round
-                reply = await stub.CancelHandOver(pb.CancelHandOverRequest(attempt_id=attempt_id), timeout=PROBE_TIMEOUT_S)
-                if reply.incarnation == writer.incarnation:
-                    self.close(attempt_id, writer.node_id, writer.incarnation)
+        quarantined = [attempt_id for attempt_id, by in self._shared.pool.quarantined_ingests() if by == writer]
+        await asyncio.gather(*(self._ask_to_stop(writer, attempt_id) for attempt_id in quarantined))
+
+    async def _ask_to_stop(self, writer: Writer, attempt_id: AttemptId) -> None:
+        request, peers = pb.CancelHandOverRequest(attempt_id=attempt_id), self._shared.peers
+        with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in the next round
+            reply = await peers.stub(writer.address).CancelHandOver(request, timeout=_CANCEL_TIMEOUT_S)
+            if reply.incarnation == writer.incarnation:
+                self.close(attempt_id, writer.node_id, writer.incarnation)
 
     async def _lose(self, writer: Writer, why: str, messenger: Messenger) -> None:
         """Tells the engine now. The slots leave quarantine once nothing of the writer can land any more; it may take more rounds."""
@@ -165,3 +171,51 @@ class Ingests:
             logger.info("ingest failed: %s", outcome.error, extra={"attempt_id": outcome.attempt_id})
             self._notify(AttemptFailed(outcome.attempt_id, failure_of(outcome.error)))
             self._kick.set()
+
+
+class _Watched:
+    """What is heard of one writer: bytes of its, whatever they are, and its answers to questions that are asked one after the other."""
+
+    def __init__(self, writer: Writer, peers: Peers, messenger: Messenger) -> None:
+        self.writer = writer
+        self._peers = peers
+        self._messenger = messenger
+        self._incarnations = (writer.incarnation, *(store.incarnation for store in writer.beside))
+        self._moved = self._traffic().num_bytes
+        self._heard_s = peers.observed_s()
+        self._question: asyncio.Task[pb.DescribeReply] | None = None
+        self._error = "no answer yet"
+
+    def look(self) -> str | None:
+        """Takes in what has come of it since the last look, and asks again. Returns why it is lost, if it is."""
+        traffic = self._traffic()
+        if traffic.num_bytes != self._moved:
+            self._moved, self._heard_s = traffic.num_bytes, self._peers.observed_s()
+        if self._question is None or self._question.done():
+            if self._question is not None and (why := self._hear(self._question)) is not None:
+                return why
+            self._question = asyncio.create_task(self._ask(), name=f"does {self.writer.node_id} live")
+            self._question.add_done_callback(lambda question: question.cancelled() or question.exception())  # it may be asked in vain
+        round_trip_s = max(traffic.round_trip_s, self._peers.round_trip_s(self.writer.address))
+        if self._peers.observed_s() - self._heard_s >= patience_s(SILENCE_UNTIL_LOST_S, round_trip_s):
+            return f"{self.writer.node_id} at {self.writer.address} does not answer: {self._error}"
+        return None
+
+    def close(self) -> None:
+        if self._question is not None:
+            self._question.cancel()
+
+    async def _ask(self) -> pb.DescribeReply:
+        return await self._peers.describe(self.writer.address, SILENCE_UNTIL_LOST_S, longest_s=0.0)
+
+    def _hear(self, question: asyncio.Task[pb.DescribeReply]) -> str | None:
+        try:
+            description = question.result()
+        except grpc.aio.AioRpcError as error:
+            self._error = error.details() or error.code().name
+            return None
+        self._heard_s = self._peers.observed_s()
+        return None if description.incarnation == self.writer.incarnation else f"{self.writer.node_id} has restarted"
+
+    def _traffic(self) -> Traffic:
+        return sum((self._messenger.traffic(incarnation) for incarnation in self._incarnations), Traffic())

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterator, Sequence
+from typing import Protocol
 
+from kvstore.core.turns import BATCH_TARGET_S, MAX_BATCH_BYTES, MIN_BATCH_BYTES
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
 from springtide.modelinfo import KVSpec
 
 _FIRST_BATCH_BYTES = 4 << 20
-_MIN_BATCH_BYTES, _MAX_BATCH_BYTES = 256 << 10, 32 << 20
-_BATCH_TARGET_S = 0.5
+
+
+class HasBatchBytes(Protocol):
+    """What says how many bytes go at a time."""
+
+    @property
+    def batch_bytes(self) -> int: ...
 
 
 class Pace:
@@ -26,7 +33,7 @@ class Pace:
         start = time.perf_counter()
         completion = await batch
         bytes_per_s = completion.num_bytes / max(time.perf_counter() - start, 1e-6)
-        self.batch_bytes = min(max(int(bytes_per_s * _BATCH_TARGET_S), _MIN_BATCH_BYTES), _MAX_BATCH_BYTES)
+        self.batch_bytes = min(max(int(bytes_per_s * BATCH_TARGET_S), MIN_BATCH_BYTES), MAX_BATCH_BYTES)
         return completion
 
 
@@ -57,7 +64,7 @@ def layer_groups(spec: KVSpec, num_blocks: int, min_bytes: int) -> Iterator[rang
         yield range(begin, min(begin + size, spec.layers))
 
 
-def batches(slices: Sequence[Slice], pace: Pace) -> Iterator[Sequence[Slice]]:
+def batches(slices: Sequence[Slice], pace: HasBatchBytes) -> Iterator[Sequence[Slice]]:
     """The `slices` in order, in runs of at most what `pace` then says (a longer slice goes alone)."""
     begin = num_bytes = 0
     for i, piece in enumerate(slices):

@@ -6,8 +6,8 @@ cancelled, and its part is given to the other source once the read has ended, fo
 So hedging needs no scratch memory, moves hardly a byte twice, and cannot overload a network that is slow because it is full. The price: a
 source that has stopped altogether holds its last parts for the second that a cancelled read may take.
 
-A source with a late read is asked whether it lives, again and again; one that does not answer is given up, whoever else there is to read
-from. So who hangs is told from who is slow, which no deadline could without knowing the network.
+A source of which nothing comes through is asked whether it lives, again and again; one that does not answer is given up, whoever else there
+is to read from. So who hangs is told from who is slow, which no deadline could without knowing the network.
 
 Replicas of a block are copies of each other or were computed from the same tokens, so a block's layers may come from different sources.
 """
@@ -23,10 +23,11 @@ from typing import Any
 
 from kvstore import metrics
 from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.peers import LONGEST_BATCH_S
 from kvstore.server.transfer.pacing import RateLimit, block_slice, layer_groups
 from kvstore.server.transfer.source import Source
 from messenger.base import Completion
-from springtide.errors import PeerLost, SpringtideError
+from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, Slot
 from springtide.protocol.scheduling import PrefixSource
 
@@ -36,8 +37,6 @@ MAX_PART_BYTES = 8 << 20
 READS_PER_SOURCE = 4
 OPEN_PATIENCE_S = 0.2
 """A store that has not answered after so long is not waited for alone."""
-PROBE_EVERY_S = 1.0
-"""A source with a late read that has done nothing for so long is asked whether it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class PrefixRead:
         self._opening: set[asyncio.Task[Source]] = set()
         self._sources: list[Source] = []
         self._reads: dict[asyncio.Task[Completion], _Read] = {}
-        self._probes: dict[asyncio.Task[bool], Source] = {}
         self._parts: deque[ReadPart] = deque()
         self._cancelled = False
         self._first = 0
@@ -170,9 +168,8 @@ class PrefixRead:
 
     async def _rest(self) -> None:
         """Ends what is in flight."""
-        for task in (*self._probes, *self._reads):
+        for task in self._reads:
             task.cancel()
-        self._probes.clear()
         interrupted: asyncio.CancelledError | None = None
         while in_flight := [task for task in self._reads if not task.done()]:
             try:
@@ -226,19 +223,20 @@ class PrefixRead:
         slices = [
             block_slice(spec, self._slots[block - self._first], theirs[block], generations[block], layers) for block in read.part.blocks
         ]
-        completion = await source.pace.move(route.read(slices, self._shared.options.batch_timeout_s))
+        reading = self._shared.peers.while_it_lives(
+            source.address, route.read(slices, LONGEST_BATCH_S), self._shared.options.batch_timeout_s
+        )
+        completion = await source.pace.move(reading)
         self._shared.hedging.observe(read.num_bytes, _now() - read.begins_at)
         return completion
 
     async def _step(self) -> None:
         """Waits until something has happened, or a read is late, and does what that asks for."""
-        in_flight: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
+        in_flight: set[asyncio.Task[Any]] = {*self._reads, *self._opening}
         done, _ = await asyncio.wait(in_flight, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task in self._opening:
                 self._take_in(task)
-            elif task in self._probes:
-                self._probed(self._probes.pop(task), task.result())
             else:
                 self._take(task)
         self._hurry()
@@ -256,7 +254,6 @@ class PrefixRead:
             self._parts.appendleft(read.part)
             self._give_up(read.source, error)
             return
-        read.source.heard_at = _now()
         self._shared.bytes_read += completion.num_bytes
         metrics.FETCHED_BYTES.inc(completion.num_bytes)
         self._missing[read.part.group] -= len(read.part.blocks) - len(completion.failed)
@@ -280,11 +277,10 @@ class PrefixRead:
         return [other for other in self._sources if other is not source and not other.given_up]
 
     def _patience(self) -> float | None:
-        """The time until the next read is late, or late for as long again, or its source is to be asked whether it lives."""
+        """The time until the next read is late, or late for as long again."""
         now = _now()
         reads = [read for read in self._reads.values() if not read.recalled]
         waiting = [read.begins_at + self._shared.hedging.delay_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
-        waiting += [read.source.heard_at + PROBE_EVERY_S - now for read in reads if read.late]
         return min((left for left in waiting if left > 0), default=None)
 
     def _hurry(self) -> None:
@@ -300,28 +296,12 @@ class PrefixRead:
                 metrics.LATE_READS.inc()
             if not read.late:
                 continue
-            self._probe(read.source, now)
             helpers = self._helpers(read.source)
             if not helpers and not self._opening:
                 self._open_next()
             able = any(other.num_blocks > read.part.blocks[-1] and not self._has_late(other) for other in helpers)
             if able and (not self._parts or taken >= 2 * limit):
                 self._recall(task, read)
-
-    def _probe(self, source: Source, now: float) -> None:
-        if source.given_up or source in self._probes.values() or now - source.heard_at < PROBE_EVERY_S:
-            return
-        self._probes[asyncio.create_task(self._shared.peers.answers(source.address), name=f"probe {source.address}")] = source
-
-    def _probed(self, source: Source, lives: bool) -> None:
-        if lives:
-            source.heard_at = _now()
-            return
-        self._give_up(source, PeerLost(f"{source.address} does not answer"))
-        for task, read in self._reads.items():
-            if read.source is source:
-                read.recalled = True
-                task.cancel()
 
     def _has_late(self, source: Source) -> bool:
         return any(read.source is source and read.late for read in self._reads.values())

@@ -32,8 +32,6 @@ class Source:
         self.pace = Pace()
         self.in_flight = 0
         """The reads that are in flight."""
-        self.heard_at = asyncio.get_running_loop().time()
-        """The time when it last did what it was asked for, or said that it lives."""
         self.given_up = False
         """Whether it failed, or was far too slow: it is asked for nothing more."""
 
@@ -67,13 +65,13 @@ class Source:
         while self.lease.lease_id:
             await asyncio.sleep(self.lease.ttl_ms / 3000)
             with contextlib.suppress(grpc.aio.AioRpcError):  # a block that is lost by it is refused when it is read
-                await self._shared.peers.ask(self.address, lambda stub: stub.RenewLease(request, timeout=CALL_TIMEOUT_S))
+                await self._shared.peers.ask(self.address, lambda stub, timeout_s: stub.RenewLease(request, timeout=timeout_s))
 
 
 async def _lease(shared: StoreContext, address: str, keys: Sequence[BlockKey], tenant: str | None) -> LeasedPrefix:
     request = wire.LEASE_PREFIX.encode(LeasePrefix(shared.options.node_id, tuple(keys), tenant))
     try:
         # Asked twice, it may leave a lease behind that nobody renews.
-        return wire.LEASED_PREFIX.decode(await shared.peers.ask(address, lambda stub: stub.Lease(request, timeout=CALL_TIMEOUT_S)))
+        return wire.LEASED_PREFIX.decode(await shared.peers.ask(address, lambda stub, timeout_s: stub.Lease(request, timeout=timeout_s)))
     except grpc.aio.AioRpcError as error:
         raise error_of(error, f"leasing at {address}") from error

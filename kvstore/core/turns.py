@@ -1,0 +1,113 @@
+"""Whose turn it is on the way to a store that several hand-overs are written to, and how much of one goes at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_BATCH_BYTES = 1 << 20
+MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 32 << 20
+BATCH_TARGET_S = 0.5
+SMALL_BYTES = 64 << 10
+"""A hand-over of which no more is left need not wait for room: it is as nothing beside what is on the way (messenger has a lane of its own
+for it, too)."""
+_BELIEVED_S = 1.0
+"""A way that has told nothing for so long may have become another one."""
+_MOST_GROWTH = 2.0
+"""Of the rate, by one batch: a small one may have met a moment in which a slow network took it at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One hand-over, as far as its turns go by it."""
+
+    began_s: float
+    remaining_bytes: int
+    """What of it is not written yet, computed or not."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """The wish to write one batch, or its writing."""
+
+    transfer: Transfer
+    num_bytes: int
+    began_s: float | None = None
+    """When it was let in; None: it waits."""
+    moved_before: int = 0
+    moved: int = 0
+    """The bytes of it that have been moved."""
+    is_last: bool = False
+    """It is all that is left of its hand-over, and little."""
+
+
+class Turns:
+    """The turns on one way. About as much is on it at a time as it takes in half a second: on a fast one nobody waits; on a slow one what
+    waits does so here, where who goes first can be chosen, and not in the network.
+
+    The first is whose hand-over would be at its end soonest, had it had the way for itself since it began: a short one passes long ones,
+    and since waiting counts for everybody, nobody is passed for ever. Of one that is under way less and less is left: it is finished before
+    another of its size begins."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s: float | None = None
+        self._learnt_s = 0.0
+        self._in_flight = 0
+        self._last_in_flight = 0
+        self._moved = 0
+        self._waiting: list[Turn] = []
+
+    def batch_bytes(self, now_s: float) -> int:
+        """What goes in one batch: it is finished before a cancellation takes effect."""
+        if self._bytes_per_s is None:
+            return FIRST_BATCH_BYTES
+        most = MAX_BATCH_BYTES if now_s - self._learnt_s <= _BELIEVED_S else FIRST_BATCH_BYTES
+        return min(max(int(self._bytes_per_s * BATCH_TARGET_S), MIN_BATCH_BYTES), most)
+
+    def ask(self, transfer: Transfer, num_bytes: int) -> Turn:
+        """Has a batch wait for `next` to choose it."""
+        turn = Turn(transfer, num_bytes, is_last=transfer.remaining_bytes <= SMALL_BYTES)
+        self._waiting.append(turn)
+        return turn
+
+    def next(self, now_s: float) -> Turn | None:
+        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, one at a time."""
+        waiting = self._waiting
+        if self._in_flight >= self.batch_bytes(now_s):
+            waiting = [] if self._last_in_flight else [turn for turn in waiting if turn.is_last]
+        if not waiting:
+            return None
+        turn = min(waiting, key=self._would_end_s)
+        self._waiting.remove(turn)
+        turn.began_s, turn.moved_before = now_s, self._moved
+        self._in_flight += turn.num_bytes
+        self._last_in_flight += turn.is_last
+        return turn
+
+    def end(self, turn: Turn, now_s: float) -> None:
+        """Takes in that the batch has ended, or is not wanted any more. Learns how fast the way is: from what all batches have moved in the
+        time of this one."""
+        if turn.began_s is None:
+            self._waiting.remove(turn)
+            return
+        self._in_flight -= turn.num_bytes
+        self._last_in_flight -= turn.is_last
+        self._moved += turn.moved
+        turn.transfer.remaining_bytes -= turn.moved
+        elapsed_s = max(now_s - turn.began_s, 1e-6)
+        bytes_per_s = (self._moved - turn.moved_before) / elapsed_s
+        if turn.moved:
+            self._learn(bytes_per_s, elapsed_s, now_s)
+
+    def _learn(self, bytes_per_s: float, elapsed_s: float, now_s: float) -> None:
+        known = self._bytes_per_s
+        if known is None:
+            self._bytes_per_s = bytes_per_s
+        elif bytes_per_s > known or elapsed_s >= BATCH_TARGET_S / 2:
+            self._bytes_per_s = min(bytes_per_s, _MOST_GROWTH * known)
+        elif bytes_per_s < known / 2:  # a short time says only that it is at least so fast
+            return
+        self._learnt_s = now_s
+
+    def _would_end_s(self, turn: Turn) -> float:
+        alone_s = 0.0 if self._bytes_per_s is None else turn.transfer.remaining_bytes / self._bytes_per_s
+        return turn.transfer.began_s + alone_s
