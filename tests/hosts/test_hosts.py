@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import httpx
-import openai
 import pytest
 
 from springtide.config import TlsConfig
@@ -26,11 +22,12 @@ from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
 from tests.support.balancer import Balancer
+from tests.support.clients import WORKERS, Load, Questions, ask, prompt_of
 from tests.support.cluster import members_of, metric_at
 from tests.support.generate import generate
 from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until, with_settings
 from tests.support.netns import Unavailable
-from tests.support.reference import Reference, random_prompt
+from tests.support.reference import Reference
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="wants root, for namespaces"), pytest.mark.timeout(420)]
 
@@ -41,7 +38,6 @@ SHORT, LONG, VERY_LONG = 24, 160, 800
 ASKED = (*((seed, SHORT) for seed in range(12)), (0, LONG), (6, LONG), (0, VERY_LONG))
 """Prompts' numbers, and how many tokens."""
 DRAIN_S = 60
-WORKERS, PAUSE_S = 3, 0.1
 
 
 @dataclass
@@ -51,8 +47,7 @@ class Fleet:
     hosts: Hosts
     running: dict[str, Running]
     token: str = ""
-    wanted: dict[tuple[int, int], str] = field(default_factory=dict)
-    """By the prompt's number and how many tokens: what the reference says, as text."""
+    questions: Questions = field(default_factory=lambda: Questions(MODEL))
 
     @property
     def head(self) -> Running:
@@ -105,12 +100,8 @@ class Fleet:
         addresses = [member.metrics_address for member in members if member.role == role]
         return sum(metric_at(address, metric, labels, TlsConfig.model_validate(record.tls)) for address in addresses)
 
-    def learn(self, reference: Reference) -> None:
-        """What any of the tests asks, of which each may be the only one."""
-        for seed, num_tokens in ASKED:
-            said = generate(f"{self.head.host.address}:{GRPC_PORT}", MODEL, prompt_of(seed), num_tokens)
-            assert said.token_ids == reference.greedy(prompt_of(seed), num_tokens)
-            self.wanted[seed, num_tokens] = said.text
+    def load(self, base_urls: Sequence[str]) -> Load:
+        return Load(self.questions, base_urls, LONG, self.logs)
 
     def wait_whole(self) -> None:
         wait_until(lambda: self.instances() == INSTANCES, f"the Conductor to know {INSTANCES}", self.logs)
@@ -128,10 +119,6 @@ def is_ready(gateway: str) -> bool:
         return False
 
 
-def prompt_of(seed: int, length: int = 200) -> list[int]:
-    return random_prompt(seed, length, 10, 250)
-
-
 @pytest.fixture(scope="module")
 def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
@@ -141,7 +128,7 @@ def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFa
     print(f"\nlinks of {MBIT_PER_S:g} Mbit/s, {DELAY_MS:g} ms each way")
     try:
         fleet = started(hosts, model)
-        fleet.learn(reference)
+        fleet.questions.learn(f"{fleet.head.host.address}:{GRPC_PORT}", reference, ASKED)
         yield fleet
     finally:
         hosts.close()
@@ -175,7 +162,7 @@ def started(hosts: Hosts, model: Path) -> Fleet:
 def test_machines_that_have_joined_answer_as_transformers_do(fleet: Fleet) -> None:
     for gateway in ("head", "gateway"):
         for asked in ((0, SHORT), (0, LONG)):
-            answer = ask(fleet, fleet.url(gateway), *asked)
+            answer = ask(fleet.questions, fleet.url(gateway), *asked)
             assert answer.error is None and answer.right, answer
 
 
@@ -211,7 +198,7 @@ def test_machines_listen_where_the_documentation_says(fleet: Fleet) -> None:
 def test_a_machine_that_is_cut_off_is_gone_around_and_comes_back(fleet: Fleet, name: str, how: str) -> None:
     """What was under way there goes on elsewhere, and nobody sees an error."""
     network = fleet.hosts.hosts[name].network
-    with Load(fleet, [fleet.url("gateway"), fleet.url("head")]) as load:
+    with fleet.load([fleet.url("gateway"), fleet.url("head")]) as load:
         load.wait_answered(WORKERS)
         getattr(network, how)()
         try:
@@ -229,11 +216,11 @@ def test_streams_go_on_while_the_head_is_cut_off(fleet: Fleet) -> None:
     pieces: list[float] = []
     with ThreadPoolExecutor(3) as threads:
         url = fleet.url("gateway")
-        streams = [threads.submit(ask, fleet, url, 0, VERY_LONG, lambda: pieces.append(time.monotonic())) for _ in range(2)]
+        streams = [threads.submit(ask, fleet.questions, url, 0, VERY_LONG, lambda: pieces.append(time.monotonic())) for _ in range(2)]
         wait_until(lambda: len(pieces) > 20, "streams to begin", fleet.logs)
         fleet.head.host.network.swallow()
         try:
-            waiting = threads.submit(ask, fleet, url, 1, SHORT)
+            waiting = threads.submit(ask, fleet.questions, url, 1, SHORT)
             enough = len(pieces) + 100
             wait_until(lambda: len(pieces) > enough, "streams to go on", fleet.logs)
             assert not waiting.done(), waiting.result()
@@ -247,7 +234,7 @@ def test_streams_go_on_while_the_head_is_cut_off(fleet: Fleet) -> None:
 def test_a_machine_that_has_lost_its_power_comes_back_without_a_token(fleet: Fleet) -> None:
     """Within the lease of its own name; and nothing of its connections stays at the head."""
     host, node = fleet.hosts.hosts["p1"], fleet.running["p1"]
-    with Load(fleet, [fleet.url("gateway"), fleet.url("head")]) as load:
+    with fleet.load([fleet.url("gateway"), fleet.url("head")]) as load:
         load.wait_answered(WORKERS)
         host.lose_power()
         load.wait_answered(2 * WORKERS)
@@ -265,7 +252,7 @@ def test_a_gateway_is_killed_behind_a_balancer_and_its_sibling_serves(fleet: Fle
     """Whoever was being answered by it sees the connection end, and only then; the others see nothing."""
     with Balancer(fleet.gateways) as balancer:
         wait_until(lambda: len(balancer.ready) == 2, "the balancer to see both")
-        with Load(fleet, [fleet.url("head")]) as others, Load(fleet, [f"{balancer.url}/v1"]) as load:
+        with fleet.load([fleet.url("head")]) as others, fleet.load([f"{balancer.url}/v1"]) as load:
             load.wait_answered(2 * WORKERS)
             assert all(balancer.connections.values()), balancer.connections
             fleet.running["gateway"].kill()
@@ -289,7 +276,7 @@ def test_every_process_is_restarted_under_load_and_no_request_is_lost(fleet: Fle
     """One machine after the other, as for an upgrade: told to stop, waited for, started as it was; no client tries anything twice."""
     with Balancer(fleet.gateways) as balancer:
         wait_until(lambda: len(balancer.ready) == 2, "the balancer to see both", fleet.logs)
-        with Load(fleet, [f"{balancer.url}/v1"]) as load:
+        with fleet.load([f"{balancer.url}/v1"]) as load:
             load.wait_answered(WORKERS)
             calm_until = time.monotonic()
             for name in ("conductor", *ENGINES, "gateway", "head"):
@@ -304,111 +291,3 @@ def test_every_process_is_restarted_under_load_and_no_request_is_lost(fleet: Fle
     load.check()
     with capsys.disabled():
         print(f"\nbefore:  {load.summary(until=calm_until)}\nrestarts: {load.summary(since=calm_until)}")
-
-
-# ---- clients ----
-
-
-@dataclass
-class Answer:
-    """Of one request, however it ended."""
-
-    asked: tuple[int, int]
-    began: float
-    right: bool = False
-    error: str | None = None
-    ttft_s: float = 0.0
-    longest_gap_s: float = 0.0
-
-
-def ask(fleet: Fleet, base_url: str, seed: int, num_tokens: int, on_piece: Callable[[], None] = lambda: None) -> Answer:
-    """By OpenAI's client, which tries once. Right is an answer that is the reference's, ended once, and is as long as was asked for."""
-    with client_of(base_url) as client:
-        return asked_of(client, fleet, Answer((seed, num_tokens), time.monotonic()), on_piece)
-
-
-def client_of(base_url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120, http_client=httpx.Client(trust_env=False))
-
-
-def asked_of(client: openai.OpenAI, fleet: Fleet, answer: Answer, on_piece: Callable[[], None]) -> Answer:
-    seed, num_tokens = answer.asked
-    text, finishes, counted, last = "", [], [], answer.began
-    try:
-        stream = client.completions.create(
-            model=MODEL,
-            prompt=prompt_of(seed),
-            max_tokens=num_tokens,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        for chunk in stream:
-            counted += [chunk.usage.completion_tokens] if chunk.usage else []
-            for choice in chunk.choices:
-                now = time.monotonic()
-                on_piece()
-                if not text:
-                    answer.ttft_s = now - answer.began
-                else:
-                    answer.longest_gap_s = max(answer.longest_gap_s, now - last)
-                last = now
-                text += choice.text
-                finishes += [choice.finish_reason] if choice.finish_reason else []
-    except (openai.OpenAIError, httpx.HTTPError) as error:
-        took_s = time.monotonic() - answer.began
-        answer.error = f"{type(error).__name__}: {error} ({error.__cause__!r}) after {took_s:.2f} s and {len(text)} characters"
-        return answer
-    answer.right = text == fleet.wanted[answer.asked] and finishes == ["length"] and counted == [num_tokens]
-    return answer
-
-
-class Load:
-    """Clients that ask one thing after the other, with a short pause, over connections that they keep, while entered."""
-
-    def __init__(self, fleet: Fleet, base_urls: Sequence[str]) -> None:
-        self._fleet, self._urls = fleet, base_urls
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(WORKERS)]
-        self.answers: list[Answer] = []
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self, number: int) -> None:
-        chance = random.Random(number)
-        url = self._urls[number % len(self._urls)]
-        with client_of(url) as client:
-            while not self._stop.is_set():
-                asked = chance.choice([asked for asked in self._fleet.wanted if asked[1] != VERY_LONG])
-                answer = asked_of(client, self._fleet, Answer(asked, time.monotonic()), lambda: None)
-                self.answers.append(answer)
-                self._stop.wait(PAUSE_S)
-
-    def wait_answered(self, more: int) -> None:
-        enough = len(self.answers) + more
-        wait_until(lambda: len(self.answers) >= enough, f"{more} answers more", self._fleet.logs)
-
-    def check(self, but: Sequence[Answer] = ()) -> None:
-        wrong = [answer for answer in self.answers if not answer.right and answer not in but]
-        assert not wrong, f"{len(wrong)} of {len(self.answers)}: {wrong}\n{self._fleet.logs()}"
-
-    def summary(self, since: float = 0.0, until: float = float("inf")) -> str:
-        answers = [answer for answer in self.answers if since <= answer.began < until]
-        ttft_ms = sorted(1000 * answer.ttft_s for answer in answers)
-        if len(ttft_ms) < 2:
-            return f"{len(ttft_ms)} requests"
-        cuts = statistics.quantiles(ttft_ms, n=100, method="inclusive")
-        gap_s = max(answer.longest_gap_s for answer in answers)
-        return (
-            f"{len(answers)} requests, TTFT p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms, most {ttft_ms[-1]:.0f} ms; "
-            f"longest gap in a stream {1000 * gap_s:.0f} ms"
-        )
