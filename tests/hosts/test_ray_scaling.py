@@ -54,12 +54,26 @@ def prefill_nodes(cluster: Cluster) -> set[str]:
 
 
 class Load:
-    """Requests, AT_A_TIME of them all the time until it is ended."""
+    """Requests, `at_a_time` of them all the time until it is ended, or with a pause between them. Those of another `first_seed` are
+    others."""
 
-    def __init__(self, cluster: Cluster, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        threads: ThreadPoolExecutor,
+        at_a_time: int = AT_A_TIME,
+        prompt_tokens: int = PROMPT_TOKENS,
+        output_tokens: int = OUTPUT_TOKENS,
+        first_seed: int = 0,
+        pause_s: float = 0.0,
+    ) -> None:
         self._cluster = cluster
+        self._at_a_time, self._prompt_tokens, self._output_tokens = at_a_time, prompt_tokens, output_tokens
+        self._pause_s = pause_s
         self._ended = Event()
-        self._answers: list[Future[list[tuple[int, Generated]]]] = [threads.submit(self._ask, first) for first in range(AT_A_TIME)]
+        self._answers: list[Future[list[tuple[int, Generated]]]] = [
+            threads.submit(self._ask, seed) for seed in range(first_seed, first_seed + at_a_time)
+        ]
 
     def end(self) -> list[tuple[int, Generated]]:
         """All answers, each with its prompt's seed."""
@@ -68,14 +82,15 @@ class Load:
 
     def _ask(self, first: int) -> list[tuple[int, Generated]]:
         answers, seed = list[tuple[int, Generated]](), first
-        while not self._ended.is_set():
-            answers.append((seed, generate(self._cluster.grpc_address, "placed", prompt_of(seed), OUTPUT_TOKENS)))
-            seed += AT_A_TIME
+        while not self._ended.wait(self._pause_s):
+            prompt = prompt_of(seed, self._prompt_tokens)
+            answers.append((seed, generate(self._cluster.grpc_address, "placed", prompt, self._output_tokens)))
+            seed += self._at_a_time
         return answers
 
 
-def prompt_of(seed: int) -> list[int]:
-    return random_prompt(seed, PROMPT_TOKENS, 10, 250)
+def prompt_of(seed: int, length: int = PROMPT_TOKENS) -> list[int]:
+    return random_prompt(seed, length, 10, 250)
 
 
 def test_a_pool_grows_while_its_load_lasts_and_shrinks_when_it_is_over_and_no_request_is_lost(
