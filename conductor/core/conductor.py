@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from conductor.core.admission.rules import ADMISSIONS, Lookahead
+from conductor.core.forecast.output_lengths import RunningOutputs
 from conductor.core.placement.scheduler import Scheduler, admit, place
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.pool_balance import PoolBalance, PoolDemand, PoolLoads, PoolUse, pool_loads, pool_use
@@ -437,9 +438,11 @@ class ConductorCore:
     def _tick(self, now: float) -> Iterator[list[Action]]:
         """What is to be done, in parts of some .2 ms at a thousand instances, all by the time of the first."""
         nothing: list[Action] = []
-        running_tokens = self.state.forecast.running_tokens(now)
-        yield nothing
-        self.state.lengths.watch(running_tokens)
+        running = RunningOutputs()
+        for tokens in self.state.forecast.running_tokens(now):
+            running.add(tokens)
+            yield nothing
+        self.state.lengths.watch(running)
         yield nothing
         silent = self.state.expire(now, self.settings.lease_s)
         for attempt_id in silent:

@@ -28,7 +28,7 @@ _RATIO_S, _SIZES_S = 120.0, 30.0
 take their time to come anyway."""
 _LATE_S = 120.0
 """A move of which nothing has been seen for so long after its drain has failed: a large model takes its time to load."""
-_INSTANCES_AT_ONCE, _ATTEMPTS_AT_ONCE = 128, 1024
+_INSTANCES_AT_ONCE, _ATTEMPTS_AT_ONCE = 128, 512
 """Of which a part of the work tells."""
 
 # ---- how loaded the pools are ----

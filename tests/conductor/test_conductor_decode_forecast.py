@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from conductor_support import DECODE_COST, make_core
 
@@ -135,6 +136,27 @@ def test_the_worst_moment_of_one_instance_counts_who_joins_later() -> None:
     assert before.worst_ms == pytest.approx(forecast.idle_tbt_ms(D0, 100)) == pytest.approx(12)
     assert beyond.first_ms == before.first_ms == pytest.approx(12)
     assert beyond.worst_ms >= 10 + 6 + 6
+
+
+def test_the_tokens_of_all_that_run_are_told_some_at_a_time_whoever_comes_and_goes_between() -> None:
+    forecast = forecast_of()
+    for number in range(5000):
+        place(forecast, f"a{number}", joins_at=0.0, instance=(D0, D1)[number % 2])
+        if number % 10:
+            forecast.join(AttemptId(f"a{number}"), number / 1000)
+    told = list(forecast.running_tokens(5.0))
+    assert len(told) == 3
+    assert sorted(np.concatenate(told)) == pytest.approx([(5.0 - number / 1000) / 0.011 for number in range(4999, 0, -1) if number % 10])
+    telling = forecast.running_tokens(5.0)
+    count = len(next(telling))
+    for number in range(1000):
+        forecast.remove(AttemptId(f"a{number}"))
+    for number in range(40):
+        name = f"late-{number}"
+        place(forecast, name, joins_at=0.0, instance=InstanceId(name))
+        forecast.join(AttemptId(name), 5.0)
+    count += sum(map(len, telling))
+    assert 3500 <= count <= 4540
 
 
 def test_rows_of_forgotten_instances_are_used_again() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conductor_oracles.forecast import share_longer
 
-from conductor.core.forecast.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
+from conductor._native import BINS_PER_ROOT
+from conductor.core.forecast.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths, RunningOutputs
 
 
 def fed(lengths_of: dict[str, list[int]], seed: int = 7) -> OutputLengths:
@@ -69,8 +70,20 @@ def test_outputs_that_have_not_ended_yet_count_as_far_as_they_are() -> None:
     at = np.array([100.0, 190.0])
     laws = np.zeros(2, np.int64)
     assert share_longer(lengths.survival, laws, at)[1] < 0.1
-    lengths.watch(np.full(4096, 200.0))
+    running = RunningOutputs()
+    for _ in range(4):
+        running.add(np.full(1024, 200.0))
+    lengths.watch(running)
     assert share_longer(lengths.survival, laws, at) == pytest.approx([0.9, 0.81], abs=0.02)
+
+
+def test_outputs_that_run_are_counted_by_edges_of_the_bins_an_edge_itself_included() -> None:
+    lengths, edges = RunningOutputs(), [0.0, 0.25, 1.0, 4.0]
+    assert [(edge * BINS_PER_ROOT**2) ** 0.5 % 1 for edge in edges] == [0.0] * 4
+    lengths.add(np.array([0.0, 0.25, 0.26, 4.0]))
+    lengths.add(np.array([1e9]))
+    at_most = [int(lengths.at_most[round(edge**0.5 * BINS_PER_ROOT)]) for edge in edges]
+    assert (at_most, lengths.count, lengths.at_most[-1]) == ([1, 2, 3, 4], 5, 5)
 
 
 def test_memory_is_bounded_however_many_tenants_there_are() -> None:

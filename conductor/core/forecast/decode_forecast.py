@@ -6,7 +6,7 @@ output goes on until then, given how far it is: by the lengths of recent outputs
 
 from __future__ import annotations
 
-from collections.abc import Container, Set
+from collections.abc import Container, Iterator, Set
 
 import numpy as np
 
@@ -20,6 +20,8 @@ _NEVER_S = 1e9
 """Pace of an instance of which nothing is known yet: no token comes."""
 _MOST_MOMENTS = 16
 """At which one instance's load is looked at."""
+_ATTEMPTS_AT_ONCE = 2048
+"""Of all that live, those that a part of a look at them is at: some .1 ms."""
 
 
 class ForecastInstances(StructuredArray):
@@ -170,12 +172,14 @@ class DecodeForecast:
             attempts.rows[row] = attempts.rows[len(self._ids)]
         self._free(place)
 
-    def running_tokens(self, now: float) -> Floats:
-        """How many tokens each attempt that decodes has had by now."""
-        attempts, instances = self._live(), self._instances
-        places = attempts["place"]
-        produced = instances.produced + (now - instances.paced_at) / instances.pace_s
-        return np.asarray(np.maximum(produced[places] - attempts["joined"], 0.0)[attempts["in_prefill"] == 0])
+    def running_tokens(self, now: float) -> Iterator[Floats]:
+        """How many tokens each attempt that decodes has had by now: some at a time, between which others may come and go."""
+        first = 0
+        while len(attempts := self._live()[first : first + _ATTEMPTS_AT_ONCE]):
+            instances = self._instances
+            produced = instances.produced + (now - instances.paced_at) / instances.pace_s
+            yield np.maximum(produced[attempts["place"]] - attempts["joined"], 0.0)[attempts["in_prefill"] == 0]
+            first += _ATTEMPTS_AT_ONCE
 
     def _live(self) -> Rows:
         """The live attempts' rows."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 
 from conductor._native import BINS_PER_ROOT
-from conductor.core.types.arrays import Floats
+from conductor.core.types.arrays import Floats, Ints
 
 CLUSTER = 0
 """The law that holds for everybody."""
@@ -32,6 +32,20 @@ _BINS = 1024
 _LEAST_SHARE = 1e-3
 _EDGES = np.array([*(np.arange(_BINS) / BINS_PER_ROOT) ** 2, np.inf])
 """Of the bins, and the end of the last."""
+
+
+class RunningOutputs:
+    """How long the outputs are by now that have not ended."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at_most: Ints = np.zeros(len(_EDGES), np.int64)
+        """[edges of the bins] how many are at most so long."""
+
+    def add(self, tokens: Floats) -> None:
+        """Counts further ones, of these lengths."""
+        self.count += len(tokens)
+        self.at_most += np.bincount(_EDGES.searchsorted(tokens), minlength=len(_EDGES)).cumsum()
 
 
 class _History:
@@ -76,18 +90,18 @@ class _History:
         above = len(self.sorted) - below
         return (self._sums[below] + (at_most * above if above else 0.0)) / len(self.sorted)
 
-    def survival(self, running: Floats) -> Floats:
+    def survival(self, running: RunningOutputs) -> Floats:
         """[bins]: the share of outputs longer than a bin's edge, never 0: an output beyond the longest one seen is taken to go on.
 
-        `running`: how long outputs are that have not ended, sorted. They count up to there (Kaplan and Meier 1958, by bins): without them,
-        a cluster that has just started would know of short outputs only.
+        Those that have not ended count up to where they are (Kaplan and Meier 1958, by bins): without them, a cluster that has just started
+        would know of short outputs only.
         """
-        ended, censored = self._ordered.searchsorted(_EDGES, side="right"), running.searchsorted(_EDGES, side="right")
-        at_risk = len(self.sorted) - ended[:-1] + len(running) - censored[:-1]
+        ended, censored = self._ordered.searchsorted(_EDGES, side="right"), running.at_most
+        at_risk = len(self.sorted) - ended[:-1] + running.count - censored[:-1]
         deaths, losses = ended[1:] - ended[:-1], censored[1:] - censored[:-1]
         exposed = np.maximum(at_risk - losses / 2, np.maximum(deaths, 0.5))
         share = np.cumprod(1.0 - deaths / exposed)
-        first = 1.0 - ended[0] / max(len(self.sorted) + len(running), 1)
+        first = 1.0 - ended[0] / max(len(self.sorted) + running.count, 1)
         return np.asarray(np.maximum(first * np.concatenate([[1.0], share[:-1]]), _LEAST_SHARE))
 
 
@@ -106,7 +120,7 @@ class OutputLengths:
         self._tenants: OrderedDict[str, tuple[int, _History]] = OrderedDict()
         self.survival: Floats = np.ones((1 + _MOST_TENANTS, _BINS))
         """[laws, bins]: the share of outputs under each law that are longer than a bin's edge."""
-        self._running: Floats = np.zeros(0)
+        self._running = RunningOutputs()
         self.survival[CLUSTER] = self._cluster.survival(self._running)
 
     @property
@@ -123,13 +137,13 @@ class OutputLengths:
             history.own_error += _ERROR_SMOOTHING * (own_error - history.own_error)
             history.cluster_error += _ERROR_SMOOTHING * (cluster_error - history.cluster_error)
         if history.append(output_tokens):
-            self.survival[law] = history.survival(np.zeros(0))
+            self.survival[law] = history.survival(RunningOutputs())
         if self._cluster.append(output_tokens):
             self.survival[CLUSTER] = self._cluster.survival(self._running)
 
-    def watch(self, running: Floats) -> None:
+    def watch(self, running: RunningOutputs) -> None:
         """How long the outputs are by now that have not ended, of everybody. To be told about once a second."""
-        self._running = np.sort(running)
+        self._running = running
         self.survival[CLUSTER] = self._cluster.survival(self._running)
 
     def law(self, tenant: str) -> int:
