@@ -110,10 +110,14 @@ class Watched:
         """The most seconds that an alert is to take from its cause to its notice."""
 
     def active(self) -> list[str]:
-        """The alerts that are pending or firing now, as Prometheus has them, or as Alertmanager still does."""
+        """The alerts that fire now, or are to wake somebody soon, as Prometheus has them, or as Alertmanager still does."""
         pending = [(alert["labels"], alert["state"]) for alert in self.prometheus.get("/api/v1/alerts")["data"]["alerts"]]
-        firing = [(alert["labels"], "told of") for alert in self._alertmanager.get("/api/v2/alerts")]
-        return sorted(f"{labels['alertname']} {state}" for labels, state in pending + firing if labels["alertname"] != TOLERATED)
+        told = [(alert["labels"], "told of") for alert in self._alertmanager.get("/api/v2/alerts")]
+        return sorted(
+            f"{labels['alertname']} {state}"
+            for labels, state in pending + told
+            if labels["alertname"] != TOLERATED and (state != "pending" or labels["severity"] == "critical")
+        )
 
     def wait_calm(self) -> None:
         """Until every process is scraped, and there is no alert."""
@@ -133,7 +137,7 @@ class Watched:
         fault = Fault(self, len(self._told))
         yield fault
         self.wait_calm()
-        woken = [notice for notice in fault.notices if notice.receiver == "page"]
+        woken = [notice for notice in fault.notices if notice.firing and notice.receiver == "page"]
         assert {notice.alert for notice in woken} == set(pages), woken
 
 

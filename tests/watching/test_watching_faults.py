@@ -15,6 +15,8 @@ from tests.support.cluster import hanging
 from tests.support.waiting import wait_until
 from tests.support.watched import SMALL, TOLERATED, Load, Watched, watched
 
+pytestmark = pytest.mark.timeout(600)
+
 DAY = datetime.timedelta(days=1)
 
 
