@@ -127,14 +127,15 @@ async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_
 
 async def test_who_does_not_answer_lives_as_long_as_its_bytes_come_through(new_sites: NewSites) -> None:
     """On a full network a question may wait for its answer longer than anybody is patient. Both stores ask for the other one."""
-    prefill, decode = await new_sites(TransferFault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot / 6))
+    four_seconds_for_everything = TransferFault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot / 4)
+    prefill, decode = await new_sites(four_seconds_for_everything)
     prefill.store.shared.address = prefill.proxy.address
     stream = Stream(prefill, decode, unit_bytes=1)
     await stream.open(decode.proxy.address)
     for chunk in range(NUM_CHUNKS):
         await asyncio.to_thread(stream.write_chunk, chunk)
     stream.seal()
-    await until(lambda: prefill.store.shared.bytes_written > 0)
+    await until(lambda: prefill.plan.struck["slow"] > 0)
     freezing = [asyncio.create_task(site.proxy.freeze(60.0)) for site in (prefill, decode)]
     await stream.everything_has_arrived()
     for task in freezing:
