@@ -114,14 +114,22 @@ class Endpoint:
 class Traffic:
     """What has come through between this process and a peer, whoever opened the connections."""
 
-    num_bytes: int = 0
-    """What has come from the peer and what it has acknowledged: another number than before, as long as anything of it comes through."""
+    received_bytes: int = 0
+    """What has come from the peer. With `acknowledged_bytes` it is of the connections there are: more than before whenever anything has
+    come through, less when one was closed."""
+    acknowledged_bytes: int = 0
+    """What the peer's kernel has taken: its process may hang, as long as there is room."""
     round_trip_s: float = 0.0
     """The time within which what is sent is acknowledged as a rule: the smoothed one, and four times what it varies by (RFC 6298)."""
 
+    @property
+    def num_bytes(self) -> int:
+        return self.received_bytes + self.acknowledged_bytes
+
     def __add__(self, other: Traffic) -> Traffic:
         """That of several connections together."""
-        return Traffic(self.num_bytes + other.num_bytes, max(self.round_trip_s, other.round_trip_s))
+        received, acknowledged = self.received_bytes + other.received_bytes, self.acknowledged_bytes + other.acknowledged_bytes
+        return Traffic(received, acknowledged, max(self.round_trip_s, other.round_trip_s))
 
 
 NotifyHandler = Callable[[str, bytes], None]

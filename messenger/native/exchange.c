@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define MOST_SILENCE_NS 3000000000u /* of a slow network's peer: streams stand still meanwhile */
+#define MOST_STANDSTILL_NS 15000000000u /* of one lane, while others of the peer's move: what it has does not get on */
 
 void lane_prepare(Lane *lane) {
     int sums = lane->lanes->checksums && lane->count, write = lane->batch->op == OP_WRITE;
@@ -59,25 +60,30 @@ static uint64_t signs_of_peer(Lane *lane, uint64_t *silence) {
     uint64_t answers_take = 2000 * ((uint64_t)info.tcpi_rtt + 4 * (uint64_t)info.tcpi_rttvar), bytes = info.tcpi_bytes_acked + info.tcpi_bytes_received;
     if (answers_take > MOST_SILENCE_NS) answers_take = MOST_SILENCE_NS;
     if (answers_take > *silence) *silence = answers_take;
-    if (bytes != lane->seen_bytes) __atomic_add_fetch(&lanes->signs, 1, __ATOMIC_RELAXED);
+    if (bytes != lane->seen_bytes) {
+        __atomic_add_fetch(&lanes->signs, 1, __ATOMIC_RELAXED);
+        lane->still_ns = 0;
+    }
     lane->seen_bytes = bytes;
     return __atomic_load_n(&lanes->signs, __ATOMIC_RELAXED);
 }
 
 /* Whether the peer has been silent for too long: `quarter` more has passed since this was asked last. What is on its way counts as well,
- * on whichever lane. */
+ * on whichever lane; for a time. */
 static int is_lost(Lane *lane, uint64_t quarter) {
-    uint64_t silence, signs = signs_of_peer(lane, &silence);
+    uint64_t silence, signs;
+    lane->still_ns += quarter;
+    signs = signs_of_peer(lane, &silence);
     lane->quiet_ns = signs == lane->seen_signs ? lane->quiet_ns + quarter : 0;
     lane->seen_signs = signs;
-    return lane->quiet_ns >= silence;
+    return lane->quiet_ns >= silence || lane->still_ns >= MOST_STANDSTILL_NS;
 }
 
 /* EXCHANGED: the socket is ready for `events`. LATER: it is `until` (0: there is no such time). Silence is counted in quarters that pass
  * without anything to see, so that a stop of this process is not laid to the peer. */
 static Outcome await_network(Lane *lane, short events, uint64_t until) {
     const uint64_t quarter = lane->lanes->silence_ns / 4;
-    lane->quiet_ns = 0;
+    lane->quiet_ns = lane->still_ns = 0;
     for (;;) {
         uint64_t now = until ? now_ns() : 0;
         if (until && now >= until) return LATER;
@@ -86,7 +92,7 @@ static Outcome await_network(Lane *lane, short events, uint64_t until) {
         struct pollfd files[2] = {{lane->fd, events, 0}, {lane->alarm, POLLIN, 0}};
         int ready = ppoll(files, 2, &timeout, NULL);
         if (ready < 0 && errno != EINTR) return broken(lane, "poll: %s", strerror(errno));
-        if (ready == 0 && !until && is_lost(lane, quarter)) return broken(lane, "it was silent for %.1f s", (double)lane->quiet_ns / 1e9);
+        if (ready == 0 && !until && is_lost(lane, quarter)) return broken(lane, "it was silent for %.1f s", (double)lane->still_ns / 1e9);
         if (ready > 0 && files[1].revents) {
             uint64_t count;
             if (read(lane->alarm, &count, sizeof count) < 0 && errno != EAGAIN) return broken(lane, "alarm: %s", strerror(errno));

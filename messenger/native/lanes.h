@@ -34,7 +34,8 @@ typedef struct Lane {
     uint32_t sums[PART_ENTRIES];
     struct iovec slices[PART_ENTRIES], out[PART_ENTRIES + 3], in[PART_ENTRIES + 3];
     Vector sending, receiving;
-    uint64_t seen_bytes, seen_signs, quiet_ns; /* of the peer, at the last look; and for how long there has been nothing new */
+    uint64_t seen_bytes, seen_signs; /* of the peer, at the last look */
+    uint64_t quiet_ns, still_ns;     /* for so long there has been nothing new, and nothing on this lane */
     char reason[120];
 } Lane;
 

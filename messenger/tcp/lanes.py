@@ -125,8 +125,9 @@ class DataLanes:
         while self._waiting and self._lost is None:
             await asyncio.sleep(ASK_AFTER_S)
             before, moved = moved, self.traffic().num_bytes
-            if moved == before and self._waiting:
+            if moved <= before and self._waiting:
                 await self.ping()
+                moved = self.traffic().num_bytes
 
     async def _run(self, work: _native.SliceBatch, timeout_s: float, *, write: bool) -> None:
         if not self._lanes.submit(work, write):

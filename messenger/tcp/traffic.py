@@ -18,4 +18,4 @@ def traffic_of(sock: socket.socket) -> Traffic:
     except OSError:
         return Traffic()
     round_trip_us, variation_us, acknowledged, received = _INFO.unpack(info)
-    return Traffic(acknowledged + received, (round_trip_us + 4 * variation_us) / 1e6)
+    return Traffic(received, acknowledged, (round_trip_us + 4 * variation_us) / 1e6)

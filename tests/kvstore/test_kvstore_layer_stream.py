@@ -11,6 +11,7 @@ import pytest
 from kvstore_cluster import Site
 from kvstore_support import SPEC
 
+from kvstore.core import turns
 from kvstore.server.transfer.hand_over import HandOverWriter
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.server.passes import Pushes
@@ -141,6 +142,19 @@ async def test_who_does_not_answer_lives_as_long_as_its_bytes_come_through(new_s
     for task in freezing:
         task.cancel()
     await until(lambda: hand_over(prefill) is None)
+
+
+async def test_who_is_cancelled_writes_no_batch_more(new_sites: NewSites, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "FIRST_BATCH_BYTES", turns.MIN_BATCH_BYTES)
+    prefill, decode = await new_sites(TransferFault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot / 4))
+    stream = Stream(prefill, decode, unit_bytes=1)
+    await stream.open()
+    for chunk in range(NUM_CHUNKS):
+        await asyncio.to_thread(stream.write_chunk, chunk)
+    await until(lambda: prefill.store.shared.bytes_written > 0)
+    prefill.engine.send(release=pb.Release(attempt_id="a"))
+    await until(lambda: hand_over(prefill) is None)
+    assert prefill.store.shared.bytes_written < NUM_BLOCKS * SPEC.bytes_per_slot / 2
 
 
 async def test_a_link_that_stands_still_fails_the_hand_over_and_not_the_engine(new_sites: NewSites) -> None:

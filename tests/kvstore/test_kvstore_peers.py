@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 
@@ -110,6 +111,52 @@ async def test_another_incarnation_at_the_same_address_is_not_taken_for_the_one_
     peers = Peers(messenger, OPEN, ManualClock(), SPEC)
     with pytest.raises(PeerLost, match="has restarted"):
         await peers.connect(address, 3)
+    await peers.close()
+    await other.close()
+    await messenger.close()
+
+
+async def test_work_with_a_store_has_ended_when_it_is_over_however_often_it_is_cancelled() -> None:
+    messenger = messenger_of(InprocHub(), "here", 1)
+    await messenger.start()
+    peers = Peers(messenger, OPEN, ManualClock(), SPEC)
+    begun, ending, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def takes_long_to_end() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.sleep(0.2)
+            ended.set()
+
+    watched = asyncio.create_task(peers.while_it_lives("127.0.0.1:1", takes_long_to_end(), silence_s=15.0))
+    await begun.wait()
+    watched.cancel()
+    await ending.wait()
+    watched.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watched
+    assert ended.is_set()
+    await peers.close()
+    await messenger.close()
+
+
+async def test_work_that_ends_while_its_store_is_asked_does_not_wait_for_the_answer() -> None:
+    hub, asked = InprocHub(), asyncio.Event()
+    messenger, other = messenger_of(hub, "here", 1), Other(hub, 2)
+
+    async def say_nothing(request: pb.DescribeRequest, context: object) -> pb.DescribeReply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    other.Describe = say_nothing  # type: ignore[method-assign]
+    await messenger.start()
+    address = await other.start()
+    peers = Peers(messenger, OPEN, ManualClock(), SPEC)
+    assert await peers.while_it_lives(address, asked.wait(), silence_s=15.0)
     await peers.close()
     await other.close()
     await messenger.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -24,6 +24,7 @@ from springtide.protocol.storage import LayersAt
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.supervision import first_of, uninterrupted
 
 CALL_TIMEOUT_S = 1.5
 """The time for a question that a living store answers at once, on a network that is not slow."""
@@ -103,10 +104,11 @@ class Peers:
     ) -> T:
         """The answer of the store there to `question`, which is given its deadline: `timeout_s`, more on a slow network. One whose deadline
         passed while this process stood still is asked again: the answer may have been there. So is one, for `longest_s` at most, while
-        bytes of that store came through: it lives. So it has to be a question that may be asked twice."""
+        bytes have come from that store: it lives, which what its kernel acknowledges would not show. So it has to be a question that may be
+        asked twice."""
         timeout_s, until_s = patience_s(timeout_s, self.round_trip_s(address)), self.observed_s() + longest_s
         while True:
-            stood_still_s, moved = self._look().stood_still_s, self._traffic(address).num_bytes
+            stood_still_s, received = self._look().stood_still_s, self._traffic(address).received_bytes
             try:
                 return await question(self.stub(address), timeout_s)
             except grpc.aio.AioRpcError as error:
@@ -115,7 +117,7 @@ class Peers:
                 if self._look().stood_still_s - stood_still_s >= _PAUSE_S:
                     continue
                 timeout_s = min(2 * timeout_s, until_s - self.observed_s())
-                if timeout_s <= 0 or self._traffic(address).num_bytes == moved:
+                if timeout_s <= 0 or self._traffic(address).received_bytes <= received:
                     raise
 
     def round_trip_s(self, address: str) -> float:
@@ -161,18 +163,19 @@ class Peers:
         try:
             while not (await asyncio.wait({task}, timeout=_WATCH_EVERY_S))[0]:
                 now_s = self.observed_s()
-                if (now := self._traffic(address).num_bytes) != moved:
-                    moved, moved_s, heard_s = now, now_s, now_s
+                before, moved = moved, self._traffic(address).num_bytes
+                if moved > before:
+                    moved_s = heard_s = now_s
                 elif now_s - moved_s >= silence_s:
                     raise TransferTimeout(f"{address} has taken and given nothing for {silence_s:g} s")
                 elif now_s - heard_s >= LATE_S:
-                    if not await self.answers(address) and not task.done() and self._traffic(address).num_bytes == moved:
+                    if not await first_of(_ended(task), self.answers(address)) and self._traffic(address).num_bytes <= moved:
                         raise PeerLost(f"{address} does not answer")
                     heard_s = self.observed_s()
             return task.result()
         finally:
             task.cancel()
-            await asyncio.wait({task})
+            await uninterrupted(asyncio.wait({task}))
 
     async def connect(self, address: str, incarnation: int) -> StoreRoute:
         """A route to the memory of the store at `address`. Raises PeerLost when that is away or another incarnation."""
@@ -222,6 +225,12 @@ class Peers:
             return Endpoint.from_json(reply.endpoint), layers
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"asking {address} for its endpoint") from error
+
+
+async def _ended(work: asyncio.Future[Any]) -> bool:
+    """True, as soon as it has."""
+    await asyncio.wait({work})
+    return True
 
 
 async def _close(peers: Collection[_Peer]) -> None:

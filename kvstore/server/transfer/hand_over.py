@@ -60,7 +60,6 @@ class HandOverWriter:
         self._wake = asyncio.Event()
         self._cancelled = asyncio.Event()
         self._route: StoreRoute | None = None
-        self._link = shared.peers.link(address)
         self._progress = Transfer(asyncio.get_running_loop().time(), len(slots) * shared.options.spec.bytes_per_slot)
         self._num_bytes = 0
         self._first_write_at: float | None = None
@@ -202,10 +201,11 @@ class HandOverWriter:
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
         notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
         written = 0
-        for batch in batches(pieces, self._link):
+        link = self._shared.peers.link(self._address)
+        for batch in batches(pieces, link):
             written += len(batch)
             last = notice if written == len(pieces) else None
-            async with self._link.turn(self._progress, sum(piece.length for piece in batch), self._unless_cancelled) as turn:
+            async with link.turn(self._progress, sum(piece.length for piece in batch), self._unless_cancelled) as turn:
                 began = time.perf_counter()
                 self._first_write_at = began if self._first_write_at is None else self._first_write_at
                 completion = await self._watched(_write_batch(route, batch, last))
@@ -234,7 +234,7 @@ class HandOverWriter:
         """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""
         task = asyncio.ensure_future(work)
         await first_of(task, self._cancelled.wait())
-        if task.cancelled():
+        if self._cancelled.is_set():
             raise TransferCancelled("the hand-over was cancelled")
         return task.result()
 

@@ -181,7 +181,7 @@ class _Watched:
         self._peers = peers
         self._messenger = messenger
         self._incarnations = (writer.incarnation, *(store.incarnation for store in writer.beside))
-        self._moved = self._traffic().num_bytes
+        self._received_bytes = self._traffic().received_bytes
         self._heard_s = peers.observed_s()
         self._question: asyncio.Task[pb.DescribeReply] | None = None
         self._error = "no answer yet"
@@ -189,8 +189,9 @@ class _Watched:
     def look(self) -> str | None:
         """Takes in what has come of it since the last look, and asks again. Returns why it is lost, if it is."""
         traffic = self._traffic()
-        if traffic.num_bytes != self._moved:
-            self._moved, self._heard_s = traffic.num_bytes, self._peers.observed_s()
+        if traffic.received_bytes > self._received_bytes:
+            self._heard_s = self._peers.observed_s()
+        self._received_bytes = traffic.received_bytes
         if self._question is None or self._question.done():
             if self._question is not None and (why := self._hear(self._question)) is not None:
                 return why
@@ -206,7 +207,9 @@ class _Watched:
             self._question.cancel()
 
     async def _ask(self) -> pb.DescribeReply:
-        return await self._peers.describe(self.writer.address, SILENCE_UNTIL_LOST_S, longest_s=0.0)
+        description = await self._peers.describe(self.writer.address, SILENCE_UNTIL_LOST_S, longest_s=0.0)
+        self._heard_s = self._peers.observed_s()
+        return description
 
     def _hear(self, question: asyncio.Task[pb.DescribeReply]) -> str | None:
         try:
@@ -214,7 +217,6 @@ class _Watched:
         except grpc.aio.AioRpcError as error:
             self._error = error.details() or error.code().name
             return None
-        self._heard_s = self._peers.observed_s()
         return None if description.incarnation == self.writer.incarnation else f"{self.writer.node_id} has restarted"
 
     def _traffic(self) -> Traffic:
