@@ -131,7 +131,7 @@ class GatewayCore:
             assert state.fruitless < self._limits.max_attempts
             if state.attempt is not None:
                 assert self._by_attempt.get(state.attempt.attempt_id) is state
-                assert state.attempt.decode_open, f"{request_id} runs on a decode side that has ended it"
+                assert state.attempt.decode_open or state.only_prefill_owes, f"{request_id} runs on a decode side that has ended it"
                 assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
         assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
         assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
@@ -407,13 +407,13 @@ class GatewayCore:
 
     def _on_attempt_failed(self, side: Role, failed: AttemptFailed, now: float) -> list[ev.Action]:
         running = self._running(failed.attempt_id)
-        if running is None or (side is Role.PREFILL and not running[1].prefill_open):
+        if running is None or not running[1].is_open(side):
             return []
         state, attempt = running
-        if side is Role.DECODE and failed.failure.code is FailureCode.PEER_LOST and state.only_prefill_owes:
-            # It gives the hand-over up when it has made the token, which that may overtake. Otherwise the decode side is found silent.
-            return []
         attempt.close(side)
+        if side is Role.DECODE and failed.failure.code is FailureCode.PEER_LOST and state.only_prefill_owes:
+            # It gives the hand-over up when it has made the token, which that may overtake.
+            return []
         culprit, failure = attempt.instance_of(side), failed.failure
         message = f"{culprit}: {failure.message}"
         if failure.code is FailureCode.INVALID and not state.tokens:
@@ -454,7 +454,7 @@ class GatewayCore:
         message = f"the connection to {event.instance_id} {'was lost' if event.connected else 'could not be made'}"
         for attempt_id in event.attempt_ids:
             running = self._running(attempt_id)
-            if running is None or (event.side is Role.PREFILL and not running[1].prefill_open):
+            if running is None or not running[1].is_open(event.side):
                 continue
             state, attempt = running
             attempt.close(event.side)

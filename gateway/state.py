@@ -197,7 +197,7 @@ class RequestState:
     def only_prefill_owes(self) -> bool:
         """One token is still wanted, which the prefill side makes: the decode side of the attempt has nothing to do."""
         attempt, wanted = self.attempt, self.generation.sampling.max_tokens - len(self.tokens)
-        return attempt is not None and attempt.prefill_open and not attempt.assignment.inlined and wanted <= 1
+        return attempt is not None and attempt.prefill_open and not attempt.first_token_seen and wanted <= 1
 
     def terms_left(self, now: float) -> Terms | None:
         """The request's terms with what is left of them at `now`; None when its deadline has passed."""

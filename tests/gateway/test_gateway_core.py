@@ -604,6 +604,14 @@ def test_the_only_token_may_be_overtaken_by_the_hand_over_that_is_given_up_for_i
     assert emitted(actions) == [7] and isinstance(actions[-1], ev.Terminal)
 
 
+def test_a_lost_peer_is_a_failure_once_the_decode_node_is_to_make_the_last_token() -> None:
+    course = Course(max_tokens=2)
+    course.assign()
+    course.first_token()
+    course.fail(FailureCode.PEER_LOST)
+    assert course.schedule().avoid == {"p0", "d0"}
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_who_should_make_the_only_token_and_fails_is_replaced_also_where_the_decode_node_has_told_of_it_before(lost: bool) -> None:
     course = Course(max_tokens=1)
@@ -655,12 +663,23 @@ def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_en
     assert course.schedule().avoid == {"p0"}
 
 
-def test_a_decode_node_that_has_told_of_a_lost_peer_is_silent_where_the_only_token_does_not_come() -> None:
+def test_a_decode_node_that_has_told_of_a_lost_peer_owes_no_sign_while_the_only_token_is_made() -> None:
     course = Course(max_tokens=1)
     course.assign()
     course.fail(FailureCode.PEER_LOST)
-    ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.PREFILL, (AttemptSign(FIRST, 0, True),))])
-    assert course.schedule().avoid == {"d0"}
+    ticks(course, 2 * LIMITS.silence_s, lambda: [ev.Signs(Role.PREFILL, (AttemptSign(FIRST, 0, True),))])
+    assert course.lose(Role.DECODE) == []
+    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.LENGTH)
+    actions = course.feed(PrefillDone(only, cached_tokens=2))
+    assert emitted(actions) == [7] and isinstance(actions[-1], ev.Terminal)
+
+
+def test_who_should_make_the_only_token_and_is_silent_is_replaced_also_where_the_decode_node_has_told_of_it_before() -> None:
+    course = Course(max_tokens=1)
+    course.assign()
+    course.fail(FailureCode.PEER_LOST)
+    ticks(course, LIMITS.silence_s)
+    assert course.schedule().avoid == {"p0"}
 
 
 def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
