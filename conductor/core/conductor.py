@@ -107,6 +107,8 @@ class ConductorCore:
         """As gateways were told last."""
         self._tick_parts: Iterator[list[Action]] | None = None
         """Those to come of a tick that is taken in parts."""
+        self._tick_at = 0.0
+        """When the tick's part is done."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes the event in and returns what is to be done. `now`: seconds on a monotonic clock, never decreasing."""
@@ -158,8 +160,8 @@ class ConductorCore:
                 if self.balance is not None:
                     self.balance.failed(instance_id, now)
             case Tick():
-                self._tick_parts = None
-                return [action for actions in self._tick(now) for action in actions]
+                self._tick_parts, self._tick_at = None, now
+                return [action for actions in self._tick() for action in actions]
             case TickPart():
                 return self._tick_part(now)
         return []
@@ -428,23 +430,25 @@ class ConductorCore:
         return self._tick_parts is not None
 
     def _tick_part(self, now: float) -> list[Action]:
+        self._tick_at = now
         if self._tick_parts is None:
-            self._tick_parts = self._tick(now)
+            self._tick_parts = self._tick()
         actions = next(self._tick_parts, None)
         if actions is None:
             self._tick_parts = None
         return actions or []
 
-    def _tick(self, now: float) -> Iterator[list[Action]]:
-        """What is to be done, in parts of some .2 ms at a thousand instances, all by the time of the first."""
+    def _tick(self) -> Iterator[list[Action]]:
+        """What is to be done, in parts of some .2 ms at a thousand instances, each at its own time. What is compared with one another is as
+        of one moment."""
         nothing: list[Action] = []
         running = RunningOutputs()
-        for tokens in self.state.forecast.running_tokens(now):
+        for tokens in self.state.forecast.running_tokens(self._tick_at):
             running.add(tokens)
             yield nothing
         self.state.lengths.watch(running)
         yield nothing
-        silent = self.state.expire(now, self.settings.lease_s)
+        silent = self.state.expire(self._tick_at, self.settings.lease_s)
         for attempt_id in silent:
             self.transfers.end(attempt_id)
         yield [Forgot(tuple(silent))] if silent else []
@@ -452,12 +456,13 @@ class ConductorCore:
             if not self.index.sweep(_SWEPT_AT_ONCE):
                 break
             yield nothing
-        yield self._tell_hung(now)
-        for orders in self.replication.orders(self._store_addresses, now):
+        yield self._tell_hung(self._tick_at)
+        for orders in self.replication.orders(self._store_addresses, lambda: self._tick_at):
             yield [*orders]
         if self.balance is not None:
-            loads = yield from saying(nothing, self.pool_loads(now))
+            loads = yield from saying(nothing, self.pool_loads(self._tick_at))
             yield nothing
+            now = self._tick_at
             ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]
             move = self.balance.decide(ready, loads, self.demand.work(now), now)
             yield [move] if move is not None else []

@@ -27,6 +27,7 @@ from conductor.core.types.events import (
     StoreDown,
     StoreStillHere,
     StoreWatched,
+    TickPart,
 )
 from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId, RequestId
@@ -99,6 +100,17 @@ def test_an_attempt_that_is_listed_again_in_between_is_not_over() -> None:
     for attempts in ([], [live("a")], []):
         core.handle(Renew(GATEWAY, attempts), 1.0)
     assert list(core.state.attempts) == ["a"]
+
+
+def test_what_a_part_of_a_tick_does_it_does_at_its_own_time() -> None:
+    core = make_core()
+    assigned(core, request("silent"))
+    assert core.handle(TickPart(), 29.0) == []
+    actions = []
+    while core.ticks:
+        actions += core.handle(TickPart(), 31.0)
+    assert actions == [Forgot((AttemptId("silent"),))]
+    core.validate()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(Phase)), unique_by=lambda told: told[0]), st.integers(0, 2))

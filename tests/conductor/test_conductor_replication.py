@@ -93,6 +93,20 @@ def test_between_two_parts_of_a_tick_anybody_may_go_and_is_ordered_nothing_then(
         assert taking_part if when >= ordered_in else name not in taking_part
 
 
+def test_a_copy_is_given_its_time_from_when_it_is_ordered() -> None:
+    core = popular_core(("p0", "p1"))
+    ask_often(core)
+    core.handle(TickPart(), 0.1)
+    orders = list[Action]()
+    while core.ticks:
+        orders += core.handle(TickPart(), 1.1)
+    (order,) = orders
+    assert isinstance(order, Replicate)
+    for now, in_flight in ((1.0 + order.within_s, 1), (1.2 + order.within_s, 0)):
+        tick(core, now)
+        assert core.replication.in_flight == in_flight
+
+
 def test_only_the_missing_part_is_counted() -> None:
     core = popular_core(("p0", "p1"))
     hold(core, "p1", DOCUMENT[:20])

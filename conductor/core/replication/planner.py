@@ -142,26 +142,26 @@ class ReplicationPlanner:
         if self._in_flight.pop(order, None) is not None:
             self._rests[order] = now + (_REFUSED_REST_S if event.failed else _REST_S)
 
-    def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> Iterator[list[Replicate]]:
-        """What is to be copied now, in parts, between which the cluster may become another: the most popular first, at most one prefix to
-        a node."""
-        self._forget_past(now)
+    def orders(self, store_addresses: Mapping[NodeId, str], now: Callable[[], float]) -> Iterator[list[Replicate]]:
+        """What is to be copied, in parts, between which time goes on and the cluster may become another: the most popular first, at most
+        one prefix to a node."""
+        self._forget_past(now())
         nothing: list[Replicate] = []
-        popular = yield from saying(nothing, self._popularity.most_popular(_MOST_EXAMINED, now))
-        yield from saying(nothing, self._popularity.forget_unpopular(now))
+        popular = yield from saying(nothing, self._popularity.most_popular(_MOST_EXAMINED, now()))
+        yield from saying(nothing, self._popularity.forget_unpopular(now()))
         if not popular:
             return
         without_engine = self._without_engine(store_addresses)
         yield nothing
-        prefills, taken = self._prefills(now), set[NodeId]()
+        prefills, taken = self._prefills(now()), set[NodeId]()
         for prefix in popular:
             yield nothing
             if prefills.ready is not self._ready().instances:
-                prefills = self._prefills(now)
+                prefills = self._prefills(now())
             matches = self._index.match(prefix.keys)
-            orders = self._copies(prefix, matches, prefills, store_addresses, taken, now)
+            orders = self._copies(prefix, matches, prefills, store_addresses, taken, now())
             if without_engine:
-                orders += self._kept(prefix, matches, without_engine, store_addresses, taken, now)
+                orders += self._kept(prefix, matches, without_engine, store_addresses, taken, now())
             taken.update(order.node_id for order in orders)
             yield orders
 
