@@ -28,7 +28,7 @@ _THRESHOLDS = 50_000, 1000, 1000
 _GONE_SHARE = 0.25
 """Of the members that are followed: when more than so many have gone, what they may have left in cycles is worth a long pause."""
 _GROWTH = 1.5
-"""By which what is out of sight may have grown while the members are the same."""
+"""By which what is out of sight may have grown since all was collected, whoever has come."""
 
 
 class Followed(Protocol):
@@ -52,7 +52,7 @@ class GcTuner:
         self._looks = 0
         """Since what was there was last frozen."""
         self._kept = 0
-        """Objects that were out of sight when the members had changed last, or all were collected."""
+        """Objects that were out of sight when all was collected last, or at first."""
 
     async def run(self) -> None:
         """Tunes until cancelled; then the collector is as it was."""
@@ -80,12 +80,13 @@ class GcTuner:
             return
         joined, left = self._frozen = self._seen
         self._looks = 0
-        if left - self._left_at_full > _GONE_SHARE * (joined - left) or (not changed and gc.get_freeze_count() > _GROWTH * self._kept):
-            self._left_at_full, changed = left, True
+        grown = 0 < _GROWTH * self._kept < gc.get_freeze_count()
+        if full := grown or left - self._left_at_full > _GONE_SHARE * (joined - left):
+            self._left_at_full = left
             gc.unfreeze()
             gc.collect()
         else:
             gc.collect(1)
         gc.freeze()
-        if changed:
+        if full or not self._kept:
             self._kept = gc.get_freeze_count()

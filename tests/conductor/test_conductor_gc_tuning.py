@@ -91,18 +91,22 @@ def test_what_has_come_is_frozen_before_long_whether_the_members_have_a_rest_or_
         gc.unfreeze()
 
 
-def test_what_was_frozen_and_has_come_to_be_in_cycles_is_freed_when_it_is_much() -> None:
-    tuner = GcTuner(_Cluster(joined=10))
+@pytest.mark.parametrize("joins", [0, 1])
+def test_what_was_frozen_and_has_come_to_be_in_cycles_is_freed_when_it_is_much(joins: int) -> None:
+    cluster = _Cluster(joined=10)
+    tuner = GcTuner(cluster)
     tuner.look()
     tuner.look()
     much = [_Watcher() for _ in range(gc.get_freeze_count())]
     gone = weakref.ref(much[0])
     for _ in range(12):
+        cluster.joined += joins
         tuner.look()
     del much
     gc.collect()
     assert gone() is not None, "it was not frozen"
     for _ in range(12):
+        cluster.joined += joins
         tuner.look()
     assert gone() is None
     assert gc.get_freeze_count() > 0
