@@ -87,7 +87,7 @@ class ConductorService(AskedServicer):
     async def _answer_in_turns(self, connection: Frames, question: conductor_pb2.ScheduleQuestion) -> None:
         with self._refusing(question) as answer:
             if question.HasField("renew"):
-                await self._runner.turns.begin(self._renewed(question.renew))
+                await self._runner.turns.begin(self._renewed(question.renew), awaited=True)
                 answer.renewed.SetInParent()
             else:
                 await self._advance(question.advance)
@@ -131,7 +131,7 @@ class ConductorService(AskedServicer):
         self._advances_waiting += 1
         try:
             async with self._advances:
-                await self._runner.turns.begin(self._advanced(request))
+                await self._runner.turns.begin(self._advanced(request), awaited=True)
         finally:
             self._advances_waiting -= 1
 

@@ -30,7 +30,7 @@ class CoreRunner:
         self.history = History(core.settings.ttft_slo_ms, clock.now())
         """What people are shown of what has been."""
         self.turns = Turns()
-        """For what looks at much of the core, or tells it much, and is not waited for."""
+        """For what looks at much of the core, or tells it much, and can wait."""
         self._recorder = recorder
         self._hung_changes = asyncio.Event()
 
