@@ -159,7 +159,7 @@ async def test_what_cannot_be_honoured_is_a_400_that_names_it(
     ("method", "path", "content", "status", "code"),
     [
         ("GET", "/v2/nothing", None, 404, "not_found"),
-        ("GET", CHAT, None, 405, "method_not_allowed"),
+        ("GET", "/v1/completions", None, 405, "method_not_allowed"),
         ("POST", CHAT, b'{"model": ', 400, "invalid_json"),
         ("POST", CHAT, b"[1]", 400, "invalid_body"),
         ("POST", CHAT, b'{"x": [' + b"[]," * 100_000 + b"1]}", 400, "too_many_values"),

@@ -105,7 +105,8 @@ async def test_the_model_does_not_wait_for_a_link_that_stands_still(tmp_path: Pa
         await nodes.gateway.end_of(attempt_id)
         assert outcome.token_ids == DirectEngine(nodes).generate(token_ids, greedy(8))
         assert nodes.stores["prefill-0"].shared.bytes_written == 40 * spec.bytes_per_slot
-        assert plan.struck["slow"] <= 5, "the unit that was under way, those that had piled up behind it, and the seal"
+        units = (plan.struck["slow"] - 1) // 2  # each is followed by its notice, and all by the seal
+        assert units <= 4, "the one that was under way, and those that had piled up behind it"
         await nodes.all_slots_given_back()
 
 
