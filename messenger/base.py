@@ -121,6 +121,8 @@ class Traffic:
     """What the peer's kernel has taken: its process may hang, as long as there is room."""
     round_trip_s: float = 0.0
     """The time within which what is sent is acknowledged as a rule: the smoothed one, and four times what it varies by (RFC 6298)."""
+    least_round_trip_s: float = 0.0
+    """The least that there was: what the way takes when nothing is queued on it. 0: not known."""
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +131,8 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         """That of several connections together."""
         received, acknowledged = self.received_bytes + other.received_bytes, self.acknowledged_bytes + other.acknowledged_bytes
-        return Traffic(received, acknowledged, max(self.round_trip_s, other.round_trip_s))
+        least_s = min((traffic.least_round_trip_s for traffic in (self, other) if traffic.least_round_trip_s), default=0.0)
+        return Traffic(received, acknowledged, max(self.round_trip_s, other.round_trip_s), least_s)
 
 
 NotifyHandler = Callable[[str, bytes], None]

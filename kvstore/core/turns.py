@@ -12,6 +12,8 @@ SMALL_BYTES = 64 << 10
 for it, too)."""
 _BELIEVED_S = 1.0
 """A way that has told nothing for so long may have become another one."""
+_MOST_ROUND_TRIPS = 8.0
+"""Of the time of a batch, all but an eighth at most is held for that of its round trips."""
 _MOST_GROWTH = 2.0
 """Of the rate, by one batch: a small one may have met a moment in which a slow network took it at once."""
 
@@ -36,6 +38,8 @@ class Turn:
     moved_before: int = 0
     moved: int = 0
     """The bytes of it that have been moved."""
+    round_trips_s: float = 0.0
+    """What it would have taken without any bytes."""
     is_last: bool = False
     """It is all that is left of its hand-over, and little."""
 
@@ -94,6 +98,7 @@ class Turns:
         self._moved += turn.moved
         turn.transfer.remaining_bytes -= turn.moved
         elapsed_s = max(now_s - turn.began_s, 1e-6)
+        elapsed_s = max(elapsed_s - turn.round_trips_s, elapsed_s / _MOST_ROUND_TRIPS)  # far is not narrow
         bytes_per_s = (self._moved - turn.moved_before) / elapsed_s
         if turn.moved:
             self._learn(bytes_per_s, elapsed_s, now_s)

@@ -7,8 +7,9 @@ import struct
 
 from messenger.base import Traffic
 
-_INFO = struct.Struct("=68x2I44x2Q")
-"""Of struct tcp_info (linux/tcp.h): tcpi_rtt and tcpi_rttvar, in microseconds; tcpi_bytes_acked and tcpi_bytes_received."""
+_INFO = struct.Struct("=68x2I44x2Q12xI")
+"""Of struct tcp_info (linux/tcp.h): tcpi_rtt and tcpi_rttvar, in microseconds; tcpi_bytes_acked and tcpi_bytes_received; tcpi_min_rtt."""
+_NO_ROUND_TRIP = 0xFFFFFFFF
 
 
 def traffic_of(sock: socket.socket) -> Traffic:
@@ -17,5 +18,6 @@ def traffic_of(sock: socket.socket) -> Traffic:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
         return Traffic()
-    round_trip_us, variation_us, acknowledged, received = _INFO.unpack(info)
-    return Traffic(received, acknowledged, (round_trip_us + 4 * variation_us) / 1e6)
+    round_trip_us, variation_us, acknowledged, received, least_us = _INFO.unpack(info)
+    least_s = 0.0 if least_us == _NO_ROUND_TRIP else least_us / 1e6
+    return Traffic(received, acknowledged, (round_trip_us + 4 * variation_us) / 1e6, least_s)

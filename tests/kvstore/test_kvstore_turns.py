@@ -148,6 +148,20 @@ def test_a_small_batch_that_was_quick_or_slow_by_chance_changes_little() -> None
         assert turns.batch_bytes(took_s) <= MIB // 2
 
 
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.3, 1.0])
+def test_a_way_that_is_long_is_not_taken_for_a_narrow_one(round_trip_s: float) -> None:
+    """20 MiB a second, of which half a second's worth goes at a time however far it is."""
+    turns, now_s = Turns(), 0.0
+    for _ in range(20):
+        num_bytes = turns.batch_bytes(now_s)
+        turn = turns.ask(Transfer(now_s, 64 * MIB), num_bytes)
+        assert turns.next(now_s) is turn
+        now_s += num_bytes / (20 * MIB) + round_trip_s
+        turn.moved, turn.round_trips_s = num_bytes, round_trip_s
+        turns.end(turn, now_s)
+    assert turns.batch_bytes(now_s) == pytest.approx(10 * MIB, rel=0.01)
+
+
 def test_who_does_not_want_its_turn_any_more_is_in_nobodys_way() -> None:
     turns, sizes = Turns(), dict.fromkeys(("first", "gone", "last"), MAX_BATCH_BYTES)
     asked: Mapping[str, Turn] = {name: turns.ask(Transfer(float(i), size), size) for i, (name, size) in enumerate(sizes.items())}

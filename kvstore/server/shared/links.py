@@ -23,8 +23,8 @@ class Link:
 
     @asynccontextmanager
     async def turn(self, transfer: Transfer, num_bytes: int, unless: Callable[[Awaitable[None]], Awaitable[None]]) -> AsyncIterator[Turn]:
-        """Entered when it is the turn of a batch, which has ended when it is left, after `moved` of the turn was told what came of it.
-        `unless` awaits what it is given, or raises why that is not waited for any more."""
+        """Entered when it is the turn of a batch, which has ended when it is left, after the turn was told what came of it (`moved`, and
+        `round_trips_s`). `unless` awaits what it is given, or raises why that is not waited for any more."""
         turn = self._turns.ask(transfer, num_bytes)
         come = self._waiting[turn] = asyncio.get_running_loop().create_future()
         self._let_in()

@@ -124,6 +124,10 @@ class Peers:
         """The time within which the store there answers, or its kernel acknowledges bytes, as a rule; 0 when it is not known."""
         return max(self._traffic(address).round_trip_s, self._peer(address).round_trips.smoothed_s)
 
+    def least_round_trip_s(self, address: str) -> float:
+        """The time that the way there and back takes when nothing is queued on it; 0 when it is not known."""
+        return self._traffic(address).least_round_trip_s
+
     def _traffic(self, address: str) -> Traffic:
         """With the store there; of a bundle, with its first."""
         endpoint = self._peer(address).endpoint

@@ -210,6 +210,7 @@ class HandOverWriter:
                 self._first_write_at = began if self._first_write_at is None else self._first_write_at
                 completion = await self._watched(_write_batch(route, batch, last))
                 turn.moved = completion.num_bytes
+                turn.round_trips_s = (1 if last is None else 2) * self._shared.peers.least_round_trip_s(self._address)
                 self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._shared.bytes_written += completion.num_bytes
