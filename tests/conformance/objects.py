@@ -35,7 +35,7 @@ from tests.conformance.surfaces import (
 FILE, CACHE, KEPT = "FILE", "CACHE", "KEPT"
 """Stand for the names of a file, of a cache of Kimi's API and of one of Gemini's (without `cachedContents/`), which are there."""
 CHAT_MESSAGES = [{"role": "user", "content": QUESTION}]
-WINDOW_S = 1000
+WINDOW_S = 6000
 LINE = {
     "custom_id": "a",
     "method": "POST",
