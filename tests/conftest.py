@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from messenger.rdma.ports import rdma_problem
-from tests.support.netns import Namespace, Unavailable
+from tests.support.netns import Namespace, Switch, Unavailable
 from tests.support.tally import Tally
 
 _INJECTED = "injected faults"
@@ -48,6 +48,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def namespace() -> Iterator[Namespace]:
     try:
         made = Namespace()
+    except Unavailable as why:
+        pytest.skip(str(why))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[Switch]:
+    """What namespaces are plugged into that reach each other by their addresses."""
+    try:
+        made = Switch()
     except Unavailable as why:
         pytest.skip(str(why))
     yield made

@@ -30,16 +30,6 @@ def reference(model: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def switch() -> Iterator[Switch]:
-    try:
-        switch = Switch()
-    except Unavailable as why:
-        pytest.skip(str(why))
-    yield switch
-    switch.close()
-
-
-@pytest.fixture(scope="module")
 def cluster(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
     try:
         with ScatteredCluster(switch, model, **SETTINGS) as cluster:

@@ -15,18 +15,14 @@ from kvstore.ssd.disk import Disk
 from kvstore.ssd.errors import DiskError, SsdUnavailable
 from kvstore.ssd.health import RETRY_S, TierState
 from springtide.clock import ManualClock
+from tests.support.tmpfs import tmpfs
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """With room for 4 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "springtide-test", path], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
+    with tmpfs(tmp_path / "disk", "4m") as path:
+        yield path
 
 
 def remount(path: Path, option: str) -> None:

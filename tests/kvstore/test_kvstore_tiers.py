@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from springtide.ids import BlockKey, NodeId
 from springtide.protocol.outputs import AttemptFailed, FailureCode
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from tests.support.tmpfs import tmpfs
 from tests.support.waiting import until
 
 CHAIN = 4
@@ -429,14 +429,9 @@ async def test_events_and_snapshots_say_what_is_in_which_tier(start: Starter, ss
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Needs root. With room for 1 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "springtide-test", path], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    """With room for 1 MiB."""
+    with tmpfs(tmp_path / "disk", "1m") as path:
+        yield path
 
 
 async def test_with_a_full_disk_serving_goes_on(start: Starter, ssd: dict[str, object], small_disk: Path) -> None:

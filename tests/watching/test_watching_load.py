@@ -20,6 +20,7 @@ from springtide.protocol import wire
 from springtide.protocol.instances import Role, RoleSwitch
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support.cluster import Cluster
+from tests.support.tmpfs import tmpfs
 from tests.support.watched import SMALL, Load, watched
 
 pytestmark = pytest.mark.timeout(600)
@@ -89,13 +90,8 @@ def test_predictions_that_are_off_by_more_than_engines_correct(model: Path, tmp_
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Of its own, so that it can be filled."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192m", "springtide-test", path], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
+    with tmpfs(tmp_path / "disk", "192m") as path:
+        yield path
 
 
 def test_a_disk_that_is_full_and_one_that_cannot_be_written(model: Path, disk: Path, tmp_path: Path) -> None:
