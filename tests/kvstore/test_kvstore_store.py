@@ -16,6 +16,7 @@ import yaml
 from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of
 
 from kvstore.link import FetchBoard
+from kvstore.server.transfer.ingests import SILENCE_UNTIL_LOST_S
 from messenger.base import Endpoint, TransferTimeout
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
@@ -245,6 +246,24 @@ async def test_an_abort_on_either_side_ends_the_other(start: Starter) -> None:
     prefill.release("by decode")
     decode.release("by prefill")
     await asyncio.gather(*(engine.stat_until(lambda stat: stat.slots_free == 32) for engine in (prefill, decode)))
+
+
+@TRANSPORTS
+async def test_a_writer_is_not_asked_why_it_was_silent_while_it_wrote_nothing(start: Starter, transports: tuple[str, ...]) -> None:
+    (_, prefill), (_, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
+    for attempt_id in ("first", "later"):
+        await begin_hand_over(prefill, decode, attempt_id)
+        decode.release(attempt_id)
+        failed = await prefill.notice("hand_over_failed", attempt_id)
+        assert failed.failure.code == FailureCode.ABORTED
+        prefill.release(attempt_id)
+        await decode.stat_until(lambda stat: stat.slots_free == 32)
+        await asyncio.sleep(1.5 * SILENCE_UNTIL_LOST_S)
+    await begin_hand_over(prefill, decode, "last")
+    prefill.send(push=all_layers("last", range(1, 2)))
+    prefill.send(seal=pb.Seal(attempt_id="last", first_token=42))
+    handed_over, ingested = await asyncio.gather(prefill.notice("handed_over", "last"), decode.notice("ingested", "last"))
+    assert (handed_over.num_bytes, ingested.first_token) == (2 * SPEC.bytes_per_slot, 42)
 
 
 async def test_an_engine_that_dies_loses_its_attempts_but_not_the_cache(start: Starter) -> None:

@@ -116,14 +116,14 @@ class Ingests:
         """Watches them for ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
         try:
             while True:
+                for writer in self._shared.pool.writers() - self._watched.keys():
+                    self._watched[writer] = _Watched(writer, self._shared.peers, messenger)
+                await asyncio.gather(*(self._look_at(watched, messenger) for watched in self._watched.values()))
+                # Before the wait, which may be long: one that comes back is not asked why it was not heard meanwhile.
                 writers = self._shared.pool.writers()
                 for gone in self._watched.keys() - writers:
                     self._watched.pop(gone).close()
-                for writer in writers:
-                    if writer not in self._watched:
-                        self._watched[writer] = _Watched(writer, self._shared.peers, messenger)
-                await asyncio.gather(*(self._look_at(watched, messenger) for watched in self._watched.values()))
-                self._idle = not self._shared.pool.writers()
+                self._idle = not writers
                 with contextlib.suppress(TimeoutError):
                     # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
                     async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
