@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tests.support.watched import SMALL, TOLERATED, Load, Watched, watched
 pytestmark = pytest.mark.timeout(600)
 
 DAY = datetime.timedelta(days=1)
+STILL_S = 4.0
+"""Longer than what may be silent, and shorter than what is down."""
+MOST_TURNS = 30
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,17 @@ def test_a_conductor_that_is_stopped(watching: Watched) -> None:
 def test_valkey_that_is_away(watching: Watched) -> None:
     with watching.fault("SpringtideValkeyAway") as fault, hanging(pids(watching, ["valkey"])):
         fault.told("SpringtideValkeyAway", "page")
+
+
+def test_attempts_that_fail(watching: Watched) -> None:
+    """The decode engines stand still in turn."""
+    with watching.fault() as fault, Load(watching.cluster, clients=12, output_tokens=600):
+        for turn in range(MOST_TURNS):
+            if fault.notice("SpringtideAttemptsFail") is not None:
+                break
+            with hanging(pids(watching, [f"decode-{turn % 2}"])):
+                time.sleep(STILL_S)
+        fault.told("SpringtideAttemptsFail", "ticket")
 
 
 @pytest.mark.parametrize(

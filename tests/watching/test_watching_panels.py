@@ -1,0 +1,149 @@
+"""What panels, rules and alerts ask for, asked of a Prometheus that scrapes a cluster under load, with all sorts of trouble."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
+from springtide.config import LOOPBACK
+from tests.support.cluster import Cluster, hanging
+from tests.support.dashboards import DASHBOARDS, expressions, substituted
+from tests.support.environment import own_environment
+from tests.support.ports import ReservedPorts
+from tests.support.prometheus import serving
+from tests.support.waiting import wait_until
+from tests.support.watched import SMALL, Load, Watched, watched
+
+pytestmark = pytest.mark.timeout(600)
+
+RATE_INTERVAL = "20s"
+NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+WITHIN_S = 60.0
+MOST_TIMES = 4
+OBJECTIVE_S = 1.0
+LOST_S = 4.0
+"""Longer than what may be silent before it is taken for lost."""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Where its node_exporter is; nowhere where there is none."""
+    if NODE_EXPORTER is None:
+        yield []
+        return
+    ports = ReservedPorts(1)
+    address = f"{LOOPBACK}:{ports.numbers[0]}"
+    ports.release()
+    log = tmp_path_factory.mktemp("machine") / "node_exporter.log"
+    with serving([NODE_EXPORTER, f"--web.listen-address={address}"], f"http://{address}", log, "/metrics"):
+        yield [address]
+
+
+@pytest.fixture(scope="module")
+def troubled(model: Path, machine: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """With certificates, SSDs, arenas that are too small for what is asked, and instances that are moved."""
+    directory = tmp_path_factory.mktemp("watched")
+    identity = Identity(directory / "tls")
+    issue_to(identity, Authority.create(directory / "ca", "a company"), "a machine", [LOOPBACK, "localhost"])
+    settings: dict[str, Any] = {
+        **SMALL,
+        "model": str(model),
+        "prefill": 2,
+        "decode": 3,
+        "tls": {"certificate": str(identity.certificate), "key": str(identity.key), "ca": str(identity.authorities)},
+        "kv": {"block_tokens": 16, "arena_size": "3MiB", "ssd_dir": str(directory / "ssd"), "ssd_size": "64MiB", "transports": ["tcp"]},
+        "slo": {"ttft_ms": 1000 * OBJECTIVE_S},
+        "conductor": {
+            "replication_gain_ms": 0,
+            "pool_balance": True,
+            "pool_balance_load": 0.001,
+            "pool_balance_ratio": 1.01,
+            "pool_balance_after_s": 0,
+            "pool_balance_pause_s": 1e6,
+            "pool_balance_drain_s": 0,
+        },
+    }
+    with (
+        watched(directory, others=machine, **settings) as watching,
+        Load(watching.cluster, clients=4, documents=6, document_tokens=320, output_tokens=48, pause_s=0.05),
+    ):
+        make_trouble(watching)
+        yield watching
+
+
+def make_trouble(watching: Watched) -> None:
+    """What is counted once it has happened."""
+    cluster = watching.cluster
+    url, body = f"{cluster.url}/v1/completions", {"model": cluster.model, "prompt": "One two three", "max_tokens": 400, "ignore_eos": True}
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60, trust_env=False) as left:
+        next(left.iter_lines())
+    httpx.post(url, json={**body, "deadline_ms": 1}, timeout=60, trust_env=False)
+    limit = [sys.executable, "-m", "deploy.cli", "tenants", "set", "limited", "--requests-per-minute", "1", "--url", cluster.url]
+    subprocess.run(limit, check=True, capture_output=True, env=own_environment())
+    limited: dict[str, Any] = {"json": {**body, "max_tokens": 1}, "headers": {"x-springtide-tenant": "limited"}}
+    wait_until(lambda: httpx.post(url, **limited, timeout=60, trust_env=False).status_code == 429, "a tenant to be over its limit")
+
+    def engines(role: str) -> list[str]:
+        return [f"{role}-{number}" for number in range(3) if cluster.pid_of(f"{role}-{number}") is not None]
+
+    def stores(role: str) -> list[str]:
+        return [f"{engine}-store" for engine in engines(role)]
+
+    prompts, outputs = engines("prefill"), engines("decode")
+    with Load(cluster, clients=6, output_tokens=400):
+        for count, break_once in (
+            (
+                'springtide_gateway_slo_generations_total{result="missed"}',
+                lambda: hang(cluster, prompts + outputs, OBJECTIVE_S),
+            ),
+            ("springtide_messenger_failures_total", lambda: hang(cluster, stores("decode")[1:], LOST_S)),
+            ("springtide_store_sources_given_up_total", lambda: hang(cluster, stores("prefill")[:1], LOST_S)),
+            ("springtide_gateway_failed_attempts_total", lambda: hang(cluster, outputs[1:], LOST_S)),
+            ("springtide_decode_failures_total", lambda: restart(cluster, stores("decode"))),
+        ):
+            # What it befalls is a matter of chance.
+            for _ in range(MOST_TIMES):
+                if watching.prometheus.query(count):
+                    break
+                break_once()
+
+
+def restart(cluster: Cluster, stores: Sequence[str]) -> None:
+    for store in stores:
+        cluster.kill(store)
+        cluster.wait_ready(store)
+
+
+def hang(cluster: Cluster, names: Sequence[str], for_s: float) -> None:
+    """Then it is whole again."""
+    with hanging([pid for name in names if (pid := cluster.pid_of(name)) is not None]):
+        time.sleep(for_s)
+    cluster.wait_ready()
+
+
+def asked() -> Iterator[tuple[str, str]]:
+    """Every expression, with where it stands."""
+    for path in DASHBOARDS:
+        for title, expr in expressions(json.loads(path.read_text())):
+            yield f"{path.stem}: {title}", substituted(expr, RATE_INTERVAL)
+
+
+QUESTIONS = [question for question in asked() if "DCGM_" not in question[1]]
+
+
+@pytest.mark.parametrize(("where", "expr"), QUESTIONS, ids=[where for where, _ in QUESTIONS])
+def test_a_panel_shows_something(troubled: Watched, where: str, expr: str) -> None:
+    if "node_" in expr and NODE_EXPORTER is None:
+        pytest.skip("there is no node_exporter (Debian's prometheus-node-exporter)")
+    wait_until(lambda: troubled.prometheus.query(expr), where, WITHIN_S, poll_s=0.5)
