@@ -33,10 +33,9 @@ with socket.create_server(("", {PORT})) as server:
 
 
 @pytest.fixture
-def far() -> Iterator[Plugged]:
+def far(switch: Switch) -> Iterator[Plugged]:
     """A namespace in which somebody listens."""
     try:
-        switch = Switch()
         network = switch.plug(DELAY_MS)
         network.slow(MBIT_PER_S)
     except Unavailable as why:
@@ -48,7 +47,6 @@ def far() -> Iterator[Plugged]:
     finally:
         listening.kill()
         listening.wait()
-        switch.close()
 
 
 def reached(network: Plugged) -> bool:

@@ -3,11 +3,14 @@ Ray's head ends a stream."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import psutil
 import pytest
 
 from tests.support.cluster import Cluster
@@ -35,10 +38,21 @@ def machines() -> Iterator[RayMachines]:
 
 
 @pytest.fixture(scope="module")
-def cluster(machines: RayMachines, model: Path) -> Iterator[Cluster]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which a module has a name of ours."""
+    directory = tmp_path_factory.mktemp("elsewhere")
+    (directory / "deploy.py").write_text("raise ImportError('this is not the one that is meant')\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def cluster(machines: RayMachines, model: Path, elsewhere: Path) -> Iterator[Cluster]:
     kv = {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]}
     settings = {"model": str(model), "served_model_name": "placed", "dtype": "float32"}
-    with cluster_on(machines, PATIENCE_S, **settings, kv=kv, prefill=1, decode=2) as cluster:
+    with (
+        contextlib.chdir(elsewhere),
+        cluster_on(machines, PATIENCE_S, **settings, kv=kv, prefill=1, decode=2) as cluster,
+    ):
         cluster.wait_until(lambda: len(cluster.ready_instances()) == 3, "all nodes to be there", PATIENCE_S)
         yield cluster
     assert placed_nodes() == {}, "they have ended with the cluster"
@@ -83,6 +97,11 @@ def test_nodes_are_spread_over_ray_and_answer_as_transformers_do(cluster: Cluste
     cold, cached = (generate(cluster.grpc_address, "placed", prompt, OUTPUT_TOKENS) for _ in range(2))
     assert cold.token_ids == cached.token_ids == reference.greedy(prompt, OUTPUT_TOKENS)
     assert (cold.cached_tokens, cached.cached_tokens) == (0, 288)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="wants root")
+def test_nodes_give_way_to_others_on_their_machine_no_more_than_who_started_ray(cluster: Cluster, machines: RayMachines) -> None:
+    assert {psutil.Process(pid).nice() for pid in placed_nodes().values()} == {psutil.Process(machines.nodes[0].process.pid).nice()}
 
 
 def test_a_ray_node_that_is_lost_under_load_costs_no_answer_and_its_nodes_come_up_elsewhere(

@@ -60,7 +60,7 @@ def world(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wor
     api, log = KubernetesApi(tls), scratch / "autoscaler.log"
     try:
         with RayMachines() as machines:
-            machines.start_head("--no-monitor").wait_started()
+            machines.start_head().wait_started()
             with KubeRay(api, found, machines) as kuberay, Autoscaler(api, found["metadata"]["name"], machines.address, files, log):
                 ray = {**settings["ray"], **SCALING}
                 ray.pop("address", None)

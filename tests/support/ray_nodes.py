@@ -70,6 +70,8 @@ class RayNode:
     def _begin(self) -> None:
         with self._output.open("wb") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
+        self._gone = False
+        """Whether all its processes have ended, and their ids may be those of others."""
 
     @property
     def started(self) -> bool:
@@ -78,6 +80,7 @@ class RayNode:
     def wait_started(self) -> None:
         def started() -> bool:
             if self.process.poll() is not None and "timed out during startup" in self._output.read_text():
+                self.kill()
                 self._begin()  # half a minute is all that Ray gives a node, and a busy machine may take longer
             assert self.process.poll() is None, f"Ray did not start:\n{last_lines(self._output, 60)}"
             return self.started
@@ -93,6 +96,13 @@ class RayNode:
         except psutil.NoSuchProcess:
             return set()
 
+    def _session(self) -> Iterator[int]:
+        """The same, and what a `ray start` that has failed has left."""
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == self.process.pid:
+                    yield pid
+
     @property
     def agents(self) -> int:
         """Nodes of the cluster that were placed here."""
@@ -104,7 +114,9 @@ class RayNode:
 
     def kill(self, and_nodes: bool = False) -> None:
         """All of its processes at once; with `and_nodes`, those of the cluster that were placed here too: the machine is gone."""
-        pids = set(self.pids)
+        if self._gone:
+            return
+        pids = {*self.pids, *self._session()}
         if and_nodes:
             for record in self.records():
                 pids |= {record.pid, *(each.pid for each in psutil.Process(record.pid).children(recursive=True))}
@@ -112,6 +124,7 @@ class RayNode:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        self._gone = True
 
     def stop(self) -> None:
         """As `ray stop` does, which would end those of other tests, too: SIGTERM to all, and SIGKILL to whom is there then."""
@@ -123,6 +136,7 @@ class RayNode:
         for each in left:
             each.kill()
         self.process.wait()
+        self._gone = True
 
     @property
     def ended(self) -> bool:
@@ -148,7 +162,7 @@ class RayMachines:
     def start_head(self, *more: str) -> RayNode:
         """It places nothing on itself. `more`: options of `ray start`."""
         own = ("--head", "--port", str(self._port), "--include-dashboard=false", f"--temp-dir={self._scratch}", "--num-cpus=0")
-        return self._start(*own, *more)
+        return self._start(*own, "--no-monitor", *more)
 
     def add(self, cpus: int, *more: str, code: Path | str | None = None, installation: Installation | None = None) -> RayNode:
         """`code` and `installation`: as of RayNode."""
@@ -157,7 +171,8 @@ class RayMachines:
     def _start(self, *arguments: str, code: Path | str | None = None, installation: Installation | None = None) -> RayNode:
         output = self._scratch / f"start-{len(self.nodes)}.log"
         output.touch()
-        node = RayNode(output, [*arguments, "--object-store-memory=80000000"], code, installation)
+        # The less there is to start, the sooner those are there for whom Ray waits a quarter of a minute, and no longer.
+        node = RayNode(output, [*arguments, "--include-log-monitor=false", "--object-store-memory=80000000"], code, installation)
         self.nodes.append(node)
         return node
 
