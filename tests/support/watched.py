@@ -172,7 +172,8 @@ class Fault:
 def watched(
     directory: Path, *, times: float = FASTER, patience: float = PATIENCE, others: Sequence[str] = (), **settings: Any
 ) -> Iterator[Watched]:
-    """Of a cluster with these settings, and what else there is to scrape. Skips the test where Prometheus or Alertmanager cannot be had."""
+    """Of a cluster with these settings, and what else there is to scrape; Alertmanager is always. Skips the test where Prometheus or
+    Alertmanager cannot be had."""
     for name in ("prometheus", "prometheus-alertmanager"):
         program(name)
     given = faster(rules(), times, patience)
@@ -184,8 +185,9 @@ def watched(
             config = yaml.safe_load(Path(cluster.record.run_dir, "observe/prometheus.yaml").read_text())
             config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
             config["rule_files"] = [str(directory / "rules.yaml")]
-            config["scrape_configs"] += [{"job_name": "others", "static_configs": [{"targets": list(others)}]}]
-            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [told.url.removeprefix("http://")]}]}]}
+            address = told.url.removeprefix("http://")
+            config["scrape_configs"] += [{"job_name": "others", "static_configs": [{"targets": [address, *others]}]}]
+            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
             with prometheus(directory, config) as asked:
                 yield Watched(cluster, asked, told, receivers.notices, _longest_waits(given, routes))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from deploy.ca.authority import Authority, new_request
 from deploy.ca.identity import Identity
-from springtide.config import LOOPBACK
+from springtide.config import LOOPBACK, replace_private
 from tests.support.cluster import hanging
 from tests.support.waiting import wait_until
 from tests.support.watched import SMALL, TOLERATED, Load, Watched, watched
@@ -126,6 +128,29 @@ def test_attempts_that_fail(watching: Watched) -> None:
             with hanging(pids(watching, [f"decode-{turn % 2}"])):
                 time.sleep(STILL_S)
         fault.told("SpringtideAttemptsFail", "ticket")
+
+
+def test_an_engine_that_prometheus_does_not_look_for(watching: Watched) -> None:
+    with watching.fault() as fault, unlisted(watching, "decode-1"):
+        fault.told("SpringtideTargetMissing", "ticket")
+
+
+def test_a_cluster_that_prometheus_does_not_look_for(watching: Watched) -> None:
+    with watching.fault("SpringtideMetricsMissing") as fault, unlisted(watching):
+        fault.told("SpringtideMetricsMissing", "page")
+
+
+@contextlib.contextmanager
+def unlisted(watching: Watched, *names: str) -> Iterator[None]:
+    """The file of targets is left without these; without names, without anybody. While nobody comes or leaves it is not written anew."""
+    path = Path(watching.cluster.record.run_dir, "observe/targets.json")
+    listed = path.read_text()
+    others = [group for group in json.loads(listed) if names and group["labels"]["instance"] not in names]
+    replace_private(path, json.dumps(others))
+    try:
+        yield
+    finally:
+        replace_private(path, listed)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -21,7 +22,8 @@ from springtide.protocol.instances import Role, RoleSwitch
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support.cluster import Cluster
 from tests.support.tmpfs import tmpfs
-from tests.support.watched import SMALL, Load, watched
+from tests.support.waiting import wait_until
+from tests.support.watched import FASTER, SMALL, Load, watched
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -62,6 +64,23 @@ def test_an_error_budget_that_burns_and_a_role_that_nobody_has(model: Path, tmp_
             switch(watching.cluster, "decode-0", Role.DECODE)
         with watching.fault("SpringtideErrorBudgetBurnsFast") as fault, Load(watching.cluster, clients=2):
             fault.told("SpringtideErrorBudgetBurnsFast", "page")
+
+
+def test_an_error_budget_that_burns_slowly(model: Path, tmp_path: Path) -> None:
+    """One of thirty generations misses. Days are minutes here: the clock runs faster still, that of what waits too."""
+    alert = "SpringtideErrorBudgetBurnsSlowly"
+    with watched(tmp_path, times=6 * FASTER, **settings(model)) as watching, watching.fault() as fault:
+        wait_until(lambda: ask_thirty(watching.cluster) and fault.notice(alert), alert, watching.longest_s(alert), poll_s=0)
+        fault.told(alert, "ticket")
+
+
+def ask_thirty(cluster: Cluster) -> bool:
+    """Of which the last has a deadline that nobody keeps. Whether it is as meant."""
+    terms: list[dict[str, float]] = [{}] * 29 + [{"deadline_ms": 0.1}]
+    body = {"model": cluster.model, "prompt": "One two three", "max_tokens": 4}
+    url = f"{cluster.url}/v1/completions"
+    answers = [httpx.post(url, json={**body, **own}, timeout=60, trust_env=False).status_code for own in terms]
+    return answers == [200] * 29 + [504]
 
 
 def switch(cluster: Cluster, name: str, role: Role) -> None:
