@@ -29,7 +29,7 @@ test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine wit
 test-hosts: $(VENV)/.installed-dev ## clusters of many machines: joined, placed by Ray, groups over several; cut off, killed, restarted (10 minutes and more; root)
 	$(BIN)/pytest tests/hosts -rs $(ARGS)
 
-test-watching: $(VENV)/.installed-dev ## dashboards and alerts, seen by a real Prometheus and Alertmanager in clusters that break (15 minutes; root for full disks)
+test-watching: $(VENV)/.installed-dev ## dashboards and alerts, seen by a real Prometheus and Alertmanager in clusters that break (half an hour; root for full disks)
 	$(BIN)/pytest tests/watching -rs $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## a real cluster under faults, checked all the time (ARGS="--minutes 10 --seed N"; docs/chaos.md)
