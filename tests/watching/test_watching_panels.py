@@ -34,6 +34,7 @@ NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_e
 CARDS = {"springtide-hosts: Cards: busy", "springtide-hosts: Cards: memory", "springtide-hosts: Cards: last error"}
 """Panels that show nothing here."""
 SHOWN_S = 1800.0
+"""How far back a panel looks."""
 STEP = "5s"
 WITHIN_S = 60.0
 DOCUMENTS = 40
