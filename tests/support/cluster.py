@@ -103,6 +103,7 @@ class Cluster:
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            print(self.logs(), file=sys.stderr)
             self._process.kill()
             raise
 
