@@ -48,18 +48,20 @@ def test_the_decode_pool_grows_with_its_streams_and_shrinks_when_they_become_few
     cluster: Cluster, reference: Reference
 ) -> None:
     assert decode_nodes(cluster).keys() == {"decode-0"}
-    with ThreadPoolExecutor(MANY) as threads:
+    with ThreadPoolExecutor(MANY + 1) as threads:
         many = Load(cluster, threads, MANY, PROMPT_TOKENS, LONG)
         try:
             cluster.wait_until(lambda: len(decode_nodes(cluster)) == 2, "a second decode node under load", PATIENCE_S)
             cluster.wait_until(lambda: all(decode_nodes(cluster).values()), "streams at both", PATIENCE_S)
+            # They begin while the many run, for the second node may leave at the last of these.
+            few = Load(cluster, threads, 1, PROMPT_TOKENS, SHORT, first_seed=100_000, pause_s=PAUSE_S)
+            try:
+                answers = many.end()
+                cluster.wait_until(lambda: len(decode_nodes(cluster)) == 1, "the second node to leave after the load", PATIENCE_S)
+            finally:
+                later = few.end()
         finally:
-            answers = many.end()
-        few = Load(cluster, threads, 1, PROMPT_TOKENS, SHORT, first_seed=100_000, pause_s=PAUSE_S)
-        try:
-            cluster.wait_until(lambda: len(decode_nodes(cluster)) == 1, "the second node to leave after the load", PATIENCE_S)
-        finally:
-            later = few.end()
+            many.end()
     assert later and {len(answer.token_ids) for _, answer in answers} == {LONG}
     assert {len(answer.token_ids) for _, answer in later} == {SHORT}
     answers += later
