@@ -37,6 +37,8 @@ from tests.support.waiting import wait_until
 START_TIMEOUT_S = 300.0
 STOP_S = 16.0
 """How long `ray stop` waits for processes to end."""
+GROUP_NICE = -8
+"""Of a Ray node's session: one share of the processors is too little for the six processes that begin in it, for which Ray waits 15 s."""
 RECONNECT_S = 4
 """How long a Ray node, and whoever is connected to it, lives without the head: a minute unless it is told otherwise."""
 ENVIRONMENT = {
@@ -70,6 +72,8 @@ class RayNode:
     def _begin(self) -> None:
         with self._output.open("wb") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
+        with contextlib.suppress(OSError):  # which root alone may, where the kernel shares by session
+            Path(f"/proc/{self.process.pid}/autogroup").write_text(f"{GROUP_NICE}\n")
         self._gone = False
         """Whether all its processes have ended, and their ids may be those of others."""
 
@@ -171,7 +175,6 @@ class RayMachines:
     def _start(self, *arguments: str, code: Path | str | None = None, installation: Installation | None = None) -> RayNode:
         output = self._scratch / f"start-{len(self.nodes)}.log"
         output.touch()
-        # The less there is to start, the sooner those are there for whom Ray waits a quarter of a minute, and no longer.
         node = RayNode(output, [*arguments, "--include-log-monitor=false", "--object-store-memory=80000000"], code, installation)
         self.nodes.append(node)
         return node
