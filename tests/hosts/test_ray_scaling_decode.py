@@ -22,7 +22,7 @@ MANY, LONG = 8, 400
 """Streams at a time, and the tokens of each."""
 SHORT, PAUSE_S = 24, 3.0
 """Of the one stream that there is at a time afterwards, and until the next."""
-BUSY = 0.04
+BUSY = 0.2
 """Share of a node's time that is far more than those few take, and far less than the many do, however busy the machine is besides."""
 PROMPT_TOKENS = 64
 
