@@ -34,6 +34,8 @@ _NO_ROOM = (
     FailureCode.OVERLOADED,
 )
 """A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
+_PARTED = (FailureCode.PEER_LOST, FailureCode.ABORTED)
+"""One of the two sides has no more to do with the other, and the gateway has not asked for it."""
 _LOOK_EVERY_S = 0.25
 """At all requests. Ticks come also for the retry of a single one."""
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
@@ -131,7 +133,7 @@ class GatewayCore:
             assert state.fruitless < self._limits.max_attempts
             if state.attempt is not None:
                 assert self._by_attempt.get(state.attempt.attempt_id) is state
-                assert state.attempt.decode_open or state.only_prefill_owes, f"{request_id} runs on a decode side that has ended it"
+                assert state.attempt.decode_open or state.attempt.owes_first_token, f"{request_id} runs on a decode side that has ended it"
                 assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
         assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
         assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
@@ -363,9 +365,11 @@ class GatewayCore:
         if state.generation.prompt_only:
             return [*actions, *self._finish(state, Finish.LENGTH)]
         actions += self._take(state, attempt, event.output, Role.PREFILL, now)
+        # Both stop by themselves: once the attempt is over, it is no longer known.
         for output in attempt.held:
-            # Stops by itself: once the attempt is over, it is no longer known.
             actions += self._on_decode_output(output, now)
+        if not attempt.decode_open and self._running(attempt.attempt_id) is not None:
+            actions += self._part(state, attempt, f"{attempt.instance_of(Role.PREFILL)} gave up the hand-over of its token", now)
         return actions
 
     def _on_decode_output(self, output: TokenOutput, now: float) -> list[ev.Action]:
@@ -411,8 +415,8 @@ class GatewayCore:
             return []
         state, attempt = running
         attempt.close(side)
-        if side is Role.DECODE and failed.failure.code is FailureCode.PEER_LOST and state.only_prefill_owes:
-            # It gives the hand-over up when it has made the token, which that may overtake.
+        if side is Role.DECODE and failed.failure.code is FailureCode.ABORTED and attempt.owes_first_token:
+            # It has given the hand-over up, because its token ends the answer or for a reason that it tells: this may overtake either.
             return []
         culprit, failure = attempt.instance_of(side), failed.failure
         message = f"{culprit}: {failure.message}"
@@ -422,10 +426,13 @@ class GatewayCore:
             return self._refused_at_admission(state, attempt, failure.message, culprit, now)
         if failure.code in _NO_ROOM:
             return self._crowd_out(state, attempt, message, now)
-        if failure.code is FailureCode.PEER_LOST and not attempt.assignment.inlined:
-            # Which of the two lost the other cannot be told from here.
-            return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
+        if failure.code in _PARTED and not attempt.assignment.inlined:
+            return self._part(state, attempt, message, now)
         return self._fail(state, attempt, message, [culprit], now)
+
+    def _part(self, state: RequestState, attempt: AttemptState, message: str, now: float) -> list[ev.Action]:
+        """Fails it: the two sides have lost each other, and whose fault that is cannot be told from here."""
+        return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
 
     def _refused_at_admission(
         self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float

@@ -115,6 +115,11 @@ class AttemptState:
     def instance_of(self, side: Role) -> InstanceId:
         return self.ref_of(side).instance_id
 
+    @property
+    def owes_first_token(self) -> bool:
+        """Of its prefill side a first token is awaited, or why there is none."""
+        return self.prefill_open and not self.first_token_seen and not self.waits and not self.assignment.inlined
+
     def is_open(self, side: Role) -> bool:
         return self.prefill_open if side is Role.PREFILL else self.decode_open
 
@@ -192,12 +197,6 @@ class RequestState:
     def scores_prompt(self) -> bool:
         """The prompt's log-probabilities are wanted, and have not come: they come with the first token."""
         return self.generation.sampling.prompt_logprobs is not None and not self.tokens
-
-    @property
-    def only_prefill_owes(self) -> bool:
-        """One token is still wanted, which the prefill side makes: the decode side of the attempt has nothing to do."""
-        attempt, wanted = self.attempt, self.generation.sampling.max_tokens - len(self.tokens)
-        return attempt is not None and attempt.prefill_open and not attempt.first_token_seen and wanted <= 1
 
     def terms_left(self, now: float) -> Terms | None:
         """The request's terms with what is left of them at `now`; None when its deadline has passed."""

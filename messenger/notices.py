@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from messenger.base import Completion, Identity, InvalidSlice, NotifyHandler, TransferTimeout
-from messenger.ordering import Turns, deliver
+from messenger.ordering import TicketLock, deliver
 from messenger.stream import SocketStream
 from springtide.errors import PeerLost
 
@@ -75,7 +75,7 @@ class NoticeSender:
         self._sending: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._answers: deque[asyncio.Future[None]] = deque()
-        self._turns = Turns()
+        self._turns = TicketLock()
         self._watching = asyncio.create_task(self._watch(), name=f"answers of {peer}")
 
     async def after(self, write: Callable[[float], Awaitable[Completion]], payload: bytes, timeout_s: float, what: str) -> Completion:

@@ -56,7 +56,7 @@ async def run_to_rest(
     return task.result()
 
 
-class Turns:
+class TicketLock:
     """A queue that lets holders pass in the order in which they asked, though what they do beforehand may end in any order."""
 
     def __init__(self) -> None:

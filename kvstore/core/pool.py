@@ -21,11 +21,11 @@ from kvstore.core.journal import Journal
 from kvstore.core.leases import Lease, LeaseTable
 from kvstore.core.listing import Listing
 from kvstore.core.pins import Pins, SoftPins
-from kvstore.core.results import Evicted, IngestFailed, PoolCounts, UnknownAttempt
+from kvstore.core.results import Evicted, IngestFailed, PoolCounts, TransferCancelled, UnknownAttempt
 from kvstore.core.slots import SlotTable
 from kvstore.core.ssd import SsdBlocks
 from kvstore.core.tenants import TenantAccounts
-from springtide.errors import InvalidRequest, PeerLost, SpringtideError
+from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId, Slot
 from springtide.protocol.storage import Acquired, BlockEvent, Ingested, IngestTargets, LeasedPrefix, Reserved, Unit, Writer
 
@@ -257,12 +257,12 @@ class Pool:
         it."""
         attempt = self._allocator.attempts.get(attempt_id)
         if attempt is not None and attempt.ingest is not None and attempt.ingest.writer is None:
-            return self.fail_ingest(attempt_id, PeerLost(f"{writer} gave up the hand-over before it began"))
+            return self.fail_ingest(attempt_id, TransferCancelled(f"{writer} gave up the hand-over before it began"))
         found = self._ingesting(attempt_id, writer)
         if found is None or found[1].writer is None or found[1].writer.incarnation != incarnation:
             return None
         missing = found[1].missing_blocks
-        failure = self.fail_ingest(attempt_id, PeerLost(f"{writer} gave up the hand-over with {missing} blocks missing"))
+        failure = self.fail_ingest(attempt_id, TransferCancelled(f"{writer} gave up the hand-over with {missing} blocks missing"))
         self._allocator.let_go(attempt_id, Holder.INGEST)
         return failure
 

@@ -55,3 +55,7 @@ class PoolCounts:
 
 class UnknownAttempt(SpringtideError):
     """The attempt is not, or no longer, known here."""
+
+
+class TransferCancelled(SpringtideError):
+    """A transfer was given up: by order of an engine, or because the store at the other end has done so."""

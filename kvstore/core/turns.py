@@ -33,6 +33,7 @@ class Turn:
 
     transfer: Transfer
     num_bytes: int
+    """What there is to write; once it is let in, how much of that is to go with it."""
     began_s: float | None = None
     """When it was let in; None: it waits."""
     moved_before: int = 0
@@ -68,21 +69,21 @@ class Turns:
         return min(max(int(self._bytes_per_s * BATCH_TARGET_S), MIN_BATCH_BYTES), most)
 
     def ask(self, transfer: Transfer, num_bytes: int) -> Turn:
-        """Has a batch wait for `next` to choose it."""
+        """Has so many bytes, or the first of them, wait for `next` to choose them."""
         turn = Turn(transfer, num_bytes, is_last=transfer.remaining_bytes <= SMALL_BYTES)
         self._waiting.append(turn)
         return turn
 
     def next(self, now_s: float) -> Turn | None:
         """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, one at a time."""
-        waiting = self._waiting
-        if self._in_flight >= self.batch_bytes(now_s):
+        waiting, batch_bytes = self._waiting, self.batch_bytes(now_s)
+        if self._in_flight >= batch_bytes:
             waiting = [] if self._last_in_flight else [turn for turn in waiting if turn.is_last]
         if not waiting:
             return None
         turn = min(waiting, key=self._would_end_s)
         self._waiting.remove(turn)
-        turn.began_s, turn.moved_before = now_s, self._moved
+        turn.began_s, turn.moved_before, turn.num_bytes = now_s, self._moved, min(turn.num_bytes, batch_bytes)
         self._in_flight += turn.num_bytes
         self._last_in_flight += turn.is_last
         return turn

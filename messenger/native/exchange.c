@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_SILENCE_NS 3000000000u /* of a slow network's peer: streams stand still meanwhile */
+#define MOST_SILENCE_NS 3000000000u /* of a slow network's peer: springtide.clock's MOST_PATIENCE_S */
 #define MOST_STANDSTILL_NS 15000000000u /* of one lane, while others of the peer's move: what it has does not get on */
 
 void lane_prepare(Lane *lane) {

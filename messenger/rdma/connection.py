@@ -10,7 +10,7 @@ from typing import Any
 
 from messenger import metrics
 from messenger.base import Completion, Connection, InvalidSlice, Region, Slice
-from messenger.ordering import Turns, run_to_rest
+from messenger.ordering import TicketLock, run_to_rest
 from messenger.rdma.control import ControlClient, close_quietly
 from messenger.rdma.lane import RdmaLane
 from messenger.rdma.notices import MAX_NOTIFY_BYTES, NoticeOutbox
@@ -59,7 +59,7 @@ class RdmaConnection(Connection):
         self._leaving: dict[RdmaPath, asyncio.Task[None]] = {}
         self._lost: PeerLost | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._turns = Turns()
+        self._turns = TicketLock()
 
     @property
     def is_open(self) -> bool:

@@ -137,7 +137,7 @@ class FailureCode(Enum):
     PEER_LOST = "peer_lost"
     """A store or node that took part is gone."""
     ABORTED = "aborted"
-    """By order."""
+    """By order, or the other side of it gave it up."""
     INTERNAL = "internal"
     QUOTA_USED = "quota_used"
     """No slot to be had for this tenant."""

@@ -595,33 +595,52 @@ def test_a_lost_peer_makes_both_instances_suspect() -> None:
     assert course.schedule().avoid == {"p0", "d0"}
 
 
-def test_the_only_token_may_be_overtaken_by_the_hand_over_that_is_given_up_for_it() -> None:
-    course = Course(max_tokens=1)
+@pytest.mark.parametrize("max_tokens", [1, 5])
+def test_a_token_that_ends_the_answer_may_be_overtaken_by_the_hand_over_that_is_given_up_for_it(max_tokens: int) -> None:
+    course = Course(max_tokens=max_tokens)
     course.assign()
-    assert course.fail(FailureCode.PEER_LOST) == []
-    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.LENGTH)
+    assert course.fail(FailureCode.ABORTED) == []
+    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.LENGTH if max_tokens == 1 else Finish.STOP)
     actions = course.feed(PrefillDone(only, cached_tokens=2))
     assert emitted(actions) == [7] and isinstance(actions[-1], ev.Terminal)
 
 
-def test_a_lost_peer_is_a_failure_once_the_decode_node_is_to_make_the_last_token() -> None:
+def test_a_token_that_is_not_the_last_and_is_handed_over_to_nobody_makes_another_attempt() -> None:
+    course = Course(max_tokens=2)
+    course.assign()
+    course.fail(FailureCode.ABORTED)
+    actions = course.first_token()
+    assert emitted(actions) == [0], "it is the client's all the same"
+    assert course.schedule().avoid == {"p0", "d0"}
+
+
+@pytest.mark.parametrize("code", [FailureCode.ABORTED, FailureCode.PEER_LOST])
+def test_who_parts_once_the_first_token_is_out_makes_both_instances_suspect(code: FailureCode) -> None:
     course = Course(max_tokens=2)
     course.assign()
     course.first_token()
-    course.fail(FailureCode.PEER_LOST)
+    course.fail(code)
     assert course.schedule().avoid == {"p0", "d0"}
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_who_should_make_the_only_token_and_fails_is_replaced_also_where_the_decode_node_has_told_of_it_before(lost: bool) -> None:
-    course = Course(max_tokens=1)
+def test_who_gives_the_hand_over_up_and_fails_is_replaced_alone(lost: bool) -> None:
+    course = Course()
     course.assign()
-    course.fail(FailureCode.PEER_LOST)
+    course.fail(FailureCode.ABORTED)
     if lost:
         course.lose(Role.PREFILL)
     else:
         course.fail(FailureCode.INTERNAL, Role.PREFILL)
     assert course.schedule().avoid == {"p0"}
+
+
+def test_who_gives_the_hand_over_up_for_want_of_room_is_waited_for() -> None:
+    course = Course()
+    course.assign()
+    course.fail(FailureCode.ABORTED)
+    course.fail(FailureCode.PREEMPTED, Role.PREFILL)
+    assert course.schedule().avoid == frozenset()
 
 
 def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
@@ -663,21 +682,21 @@ def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_en
     assert course.schedule().avoid == {"p0"}
 
 
-def test_a_decode_node_that_has_told_of_a_lost_peer_owes_no_sign_while_the_only_token_is_made() -> None:
-    course = Course(max_tokens=1)
+def test_a_decode_node_whose_hand_over_is_given_up_owes_no_sign() -> None:
+    course = Course()
     course.assign()
-    course.fail(FailureCode.PEER_LOST)
+    course.fail(FailureCode.ABORTED)
     ticks(course, 2 * LIMITS.silence_s, lambda: [ev.Signs(Role.PREFILL, (AttemptSign(FIRST, 0, True),))])
     assert course.lose(Role.DECODE) == []
-    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.LENGTH)
+    only = TokenOutput(FIRST, 0, (SampledToken(7),), Finish.STOP)
     actions = course.feed(PrefillDone(only, cached_tokens=2))
     assert emitted(actions) == [7] and isinstance(actions[-1], ev.Terminal)
 
 
-def test_who_should_make_the_only_token_and_is_silent_is_replaced_also_where_the_decode_node_has_told_of_it_before() -> None:
-    course = Course(max_tokens=1)
+def test_who_gives_the_hand_over_up_and_does_not_say_why_is_replaced() -> None:
+    course = Course()
     course.assign()
-    course.fail(FailureCode.PEER_LOST)
+    course.fail(FailureCode.ABORTED)
     ticks(course, LIMITS.silence_s)
     assert course.schedule().avoid == {"p0"}
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore_support import SPEC
 
 from kvstore.server.shared.peers import IDLE_S, Peers
-from messenger.base import Connection, Region
+from messenger.base import Connection, Region, Traffic
 from messenger.router import Messenger
 from springtide.clock import ManualClock
 from springtide.credentials import OPEN
@@ -34,18 +34,19 @@ class Other(StoreServicer):
 
     def __init__(self, hub: InprocHub, incarnation: int) -> None:
         self.incarnation = incarnation
+        self.layers: list[pb.LayersAt] = []
         self._messenger = messenger_of(hub, f"other-{incarnation}", incarnation)
         self._server = channels.new_server()
 
     async def start(self) -> str:
-        self._endpoint = await self._messenger.start()
+        self.endpoint = await self._messenger.start()
         add_StoreServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         return f"127.0.0.1:{port}"
 
     async def Describe(self, request: pb.DescribeRequest, context: object) -> pb.DescribeReply:
-        return pb.DescribeReply(endpoint=self._endpoint.to_json(), incarnation=self.incarnation)
+        return pb.DescribeReply(endpoint=self.endpoint.to_json(), incarnation=self.incarnation, layers=self.layers)
 
     async def close(self) -> None:
         await self._server.stop(None)
@@ -101,6 +102,26 @@ async def test_a_store_that_is_asked_again_and_again_is_not_hung_up() -> None:
     await peers.close()
     await other.close()
     await messenger.close()
+
+
+async def test_what_comes_of_any_store_of_a_bundle_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = InprocHub()
+    messenger, first, second = messenger_of(hub, "here", 1), Other(hub, 2), messenger_of(hub, "second", 3)
+    await messenger.start()
+    address, endpoints = await first.start(), [first.endpoint, await second.start()]
+    half = SPEC.layers // 2
+    first.layers = [
+        pb.LayersAt(layer_begin=begin, layer_end=end, endpoint=endpoint.to_json())
+        for begin, end, endpoint in zip((0, half), (half, SPEC.layers), endpoints, strict=True)
+    ]
+    monkeypatch.setattr(messenger, "traffic", {2: Traffic(round_trip_s=0.1), 3: Traffic(round_trip_s=0.7)}.__getitem__)
+    peers = Peers(messenger, OPEN, ManualClock(), SPEC)
+    await peers.connect(address, 2)
+    assert peers.round_trip_s(address) == 0.7
+    await peers.close()
+    await first.close()
+    for each in (messenger, second):
+        await each.close()
 
 
 async def test_another_incarnation_at_the_same_address_is_not_taken_for_the_one_before() -> None:

@@ -242,7 +242,7 @@ async def test_an_abort_on_either_side_ends_the_other(start: Starter) -> None:
     assert (await prefill.notice("hand_over_failed", "by decode")).failure.code == FailureCode.ABORTED
     await begin_hand_over(prefill, decode, "by prefill")
     prefill.release("by prefill")
-    assert (await decode.notice("attempt_failed", "by prefill")).failure.code == FailureCode.PEER_LOST
+    assert (await decode.notice("attempt_failed", "by prefill")).failure.code == FailureCode.ABORTED
     prefill.release("by decode")
     decode.release("by prefill")
     await asyncio.gather(*(engine.stat_until(lambda stat: stat.slots_free == 32) for engine in (prefill, decode)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Traffic, Transport
-from messenger.ordering import Turns, run_to_rest
+from messenger.ordering import TicketLock, run_to_rest
 from springtide.errors import PeerLost, SpringtideError
 from tests.support.transport_faults import FaultKind, FaultPlan, TransferFault
 
@@ -32,7 +32,7 @@ class FaultyConnection(Connection):
         self._lost: PeerLost | None = None
         self._broken = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._turns = Turns()
+        self._turns = TicketLock()
         self._wire = asyncio.Lock()
         """Held by the slow batch that pays for its bytes."""
         self._late: set[asyncio.Task[None]] = set()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.batch import completion_of, native_batch
-from messenger.ordering import Turns, deliver, run_to_rest
+from messenger.ordering import TicketLock, deliver, run_to_rest
 from springtide.errors import PeerLost
 
 _STEPS = 8
@@ -60,7 +60,7 @@ class InprocConnection(Connection):
         self._served = served
         self._region = region
         self._lost: PeerLost | None = None
-        self._turns = Turns()
+        self._turns = TicketLock()
         served.callers.add(self)
 
     @property

@@ -6,16 +6,11 @@ import grpc
 import grpc.aio
 
 from kvstore.core.pins import NothingHeld, PinLimit, UnknownPin
-from kvstore.core.results import UnknownAttempt
+from kvstore.core.results import TransferCancelled, UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
 from messenger.base import TransferTimeout
 from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
 from springtide.protocol.outputs import Failure, FailureCode
-
-
-class TransferCancelled(SpringtideError):
-    """The transfer was given up, by order of the engine or of the receiving store."""
-
 
 _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
     (UnknownAttempt, grpc.StatusCode.NOT_FOUND),

@@ -16,15 +16,11 @@ class Link:
         self._turns = Turns()
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
 
-    @property
-    def batch_bytes(self) -> int:
-        """What goes in one batch."""
-        return self._turns.batch_bytes(asyncio.get_running_loop().time())
-
     @asynccontextmanager
     async def turn(self, transfer: Transfer, num_bytes: int, unless: Callable[[Awaitable[None]], Awaitable[None]]) -> AsyncIterator[Turn]:
-        """Entered when it is the turn of a batch, which has ended when it is left, after the turn was told what came of it (`moved`, and
-        `round_trips_s`). `unless` awaits what it is given, or raises why that is not waited for any more."""
+        """Entered when it is the turn of a batch of `num_bytes`, or of as many of them as the turn then says. The batch has ended when this
+        is left, after the turn was told what came of it (`moved`, and `round_trips_s`). `unless` awaits what it is given, or raises why
+        that is not waited for any more."""
         turn = self._turns.ask(transfer, num_bytes)
         come = self._waiting[turn] = asyncio.get_running_loop().create_future()
         self._let_in()

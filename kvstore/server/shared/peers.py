@@ -53,6 +53,8 @@ class _Peer:
     """The Messenger of whoever was there last."""
     layers: Sequence[LayersAt] = ()
     """Where its slots lie, if it is the first store of a bundle."""
+    incarnations: Collection[int] = ()
+    """Of whoever has memory there."""
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     """Of questions that are answered at once."""
     link: Link = field(default_factory=Link)
@@ -129,9 +131,8 @@ class Peers:
         return self._traffic(address).least_round_trip_s
 
     def _traffic(self, address: str) -> Traffic:
-        """With the store there; of a bundle, with its first."""
-        endpoint = self._peer(address).endpoint
-        return Traffic() if endpoint is None else self._messenger.traffic(endpoint.incarnation)
+        """With the store there; of a bundle, with all its stores."""
+        return sum((self._messenger.traffic(incarnation) for incarnation in self._peer(address).incarnations), Traffic())
 
     def _look(self) -> ObservedTime:
         self._observed.look(asyncio.get_running_loop().time())
@@ -139,15 +140,14 @@ class Peers:
 
     async def describe(self, address: str, timeout_s: float, longest_s: float) -> pb.DescribeReply:
         """What the store there says of itself, asked as by `ask`."""
-        began_s = self.observed_s()
 
         async def describe(stub: StoreStub, timeout_s: float) -> pb.DescribeReply:
+            began_s = self.observed_s()
             reply: pb.DescribeReply = await stub.Describe(pb.DescribeRequest(), timeout=timeout_s)
+            self._peer(address).round_trips.answered(self.observed_s() - began_s)
             return reply
 
-        reply = await self.ask(address, describe, timeout_s, longest_s)
-        self._peer(address).round_trips.answered(self.observed_s() - began_s)
-        return reply
+        return await self.ask(address, describe, timeout_s, longest_s)
 
     async def answers(self, address: str) -> bool:
         """Whether the store there lives, however slow what is asked of it."""
@@ -188,6 +188,7 @@ class Peers:
         if endpoint is None or endpoint.incarnation != incarnation:
             endpoint, peer.layers = await self._describe(address)
             peer.endpoint = endpoint
+            peer.incarnations = {endpoint.incarnation, *(Endpoint.from_json(part.endpoint).incarnation for part in peer.layers)}
         if endpoint.incarnation != incarnation:
             raise PeerLost(f"the store at {address} has restarted")
         try:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kvstore.core.stripes import Stripe, cut
 from messenger.base import Completion, Connection, Endpoint, Slice
-from messenger.ordering import Turns
+from messenger.ordering import TicketLock
 from messenger.router import Messenger
 from springtide.errors import SpringtideError
 from springtide.supervision import all_of
@@ -77,7 +77,7 @@ class StripedRoute(StoreRoute):
         self._own = own
         self._theirs = theirs
         self._notifier = notifier
-        self._turns = Turns()
+        self._turns = TicketLock()
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
         return await self._move(batch, True, timeout_s)

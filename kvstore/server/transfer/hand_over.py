@@ -12,13 +12,13 @@ from typing import TypeVar
 import grpc.aio
 
 from kvstore import metrics
-from kvstore.core.results import UnknownAttempt
+from kvstore.core.results import TransferCancelled, UnknownAttempt
 from kvstore.core.turns import Transfer
 from kvstore.server.shared.context import StoreContext
-from kvstore.server.shared.failures import TransferCancelled, error_of, failure_of
+from kvstore.server.shared.failures import error_of, failure_of
 from kvstore.server.shared.peers import LONGEST_BATCH_S
 from kvstore.server.shared.routes import StoreRoute
-from kvstore.server.transfer.pacing import batches, block_slice
+from kvstore.server.transfer.pacing import block_slice, first_pieces
 from messenger.base import Completion, Slice, TransferTimeout
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Slot
@@ -200,17 +200,16 @@ class HandOverWriter:
         absent = range(max(unit.block_begin, targets.present_blocks), min(unit.block_end, len(targets.slots)))
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
         notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
-        written = 0
-        link = self._shared.peers.link(self._address)
-        for batch in batches(pieces, link):
-            written += len(batch)
-            last = notice if written == len(pieces) else None
-            async with link.turn(self._progress, sum(piece.length for piece in batch), self._unless_cancelled) as turn:
+        link, left = self._shared.peers.link(self._address), sum(piece.length for piece in pieces)
+        while pieces:
+            async with link.turn(self._progress, left, self._unless_cancelled) as turn:
+                batch = first_pieces(pieces, turn.num_bytes)
+                pieces, left = pieces[len(batch) :], left - sum(piece.length for piece in batch)
                 began = time.perf_counter()
                 self._first_write_at = began if self._first_write_at is None else self._first_write_at
-                completion = await self._watched(_write_batch(route, batch, last))
+                completion = await self._watched(_write_batch(route, batch, None if pieces else notice))
                 turn.moved = completion.num_bytes
-                turn.round_trips_s = (1 if last is None else 2) * self._shared.peers.least_round_trip_s(self._address)
+                turn.round_trips_s = (1 if pieces else 2) * self._shared.peers.least_round_trip_s(self._address)
                 self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._shared.bytes_written += completion.num_bytes

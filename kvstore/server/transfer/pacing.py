@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import Protocol
 
 from kvstore.core.turns import BATCH_TARGET_S, MAX_BATCH_BYTES, MIN_BATCH_BYTES
 from messenger.base import Completion, Slice
@@ -12,13 +11,6 @@ from springtide.ids import Slot
 from springtide.modelinfo import KVSpec
 
 _FIRST_BATCH_BYTES = 4 << 20
-
-
-class HasBatchBytes(Protocol):
-    """What says how many bytes go at a time."""
-
-    @property
-    def batch_bytes(self) -> int: ...
 
 
 class Pace:
@@ -64,13 +56,10 @@ def layer_groups(spec: KVSpec, num_blocks: int, min_bytes: int) -> Iterator[rang
         yield range(begin, min(begin + size, spec.layers))
 
 
-def batches(slices: Sequence[Slice], pace: HasBatchBytes) -> Iterator[Sequence[Slice]]:
-    """The `slices` in order, in runs of at most what `pace` then says (a longer slice goes alone)."""
-    begin = num_bytes = 0
+def first_pieces(slices: Sequence[Slice], num_bytes: int) -> Sequence[Slice]:
+    """As many of the first as have `num_bytes` at most; the first alone where it has more."""
     for i, piece in enumerate(slices):
-        if i > begin and num_bytes + piece.length > pace.batch_bytes:
-            yield slices[begin:i]
-            begin, num_bytes = i, 0
-        num_bytes += piece.length
-    if begin < len(slices):
-        yield slices[begin:]
+        num_bytes -= piece.length
+        if i > 0 and num_bytes < 0:
+            return slices[:i]
+    return slices
