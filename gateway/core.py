@@ -133,7 +133,9 @@ class GatewayCore:
             assert state.fruitless < self._limits.max_attempts
             if state.attempt is not None:
                 assert self._by_attempt.get(state.attempt.attempt_id) is state
-                assert state.attempt.decode_open or state.attempt.owes_first_token, f"{request_id} runs on a decode side that has ended it"
+                assert state.attempt.decode_open or state.attempt.owes_word(Role.PREFILL), (
+                    f"{request_id} runs on a decode side that has ended it"
+                )
                 assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
         assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
         assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
@@ -378,6 +380,8 @@ class GatewayCore:
             return []
         state, attempt = running
         attempt.pulses[Role.DECODE].move(self._observed.now)
+        if not (attempt.first_token_seen or attempt.prefill_open or attempt.assignment.inlined):
+            return self._part(state, attempt, f"{attempt.instance_of(Role.DECODE)} goes on from a token that was not made", now)
         if not attempt.first_token_seen:
             attempt.held.append(output)
             return []
@@ -415,8 +419,8 @@ class GatewayCore:
             return []
         state, attempt = running
         attempt.close(side)
-        if side is Role.DECODE and failed.failure.code is FailureCode.ABORTED and attempt.owes_first_token:
-            # It has given the hand-over up, because its token ends the answer or for a reason that it tells: this may overtake either.
+        if failed.failure.code is FailureCode.ABORTED and attempt.owes_word(side.other):
+            # The other side has given the hand-over up: it has failed, or its token ends the answer. This may overtake its word of it.
             return []
         culprit, failure = attempt.instance_of(side), failed.failure
         message = f"{culprit}: {failure.message}"

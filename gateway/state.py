@@ -115,10 +115,9 @@ class AttemptState:
     def instance_of(self, side: Role) -> InstanceId:
         return self.ref_of(side).instance_id
 
-    @property
-    def owes_first_token(self) -> bool:
-        """Of its prefill side a first token is awaited, or why there is none."""
-        return self.prefill_open and not self.first_token_seen and not self.waits and not self.assignment.inlined
+    def owes_word(self, side: Role) -> bool:
+        """Of that side it is still to be heard what becomes of the hand-over: its token or an end."""
+        return self.decode_open if side is Role.DECODE else self.prefill_open and not self.first_token_seen
 
     def is_open(self, side: Role) -> bool:
         return self.prefill_open if side is Role.PREFILL else self.decode_open

@@ -62,15 +62,20 @@ async def serve(arguments: ProcessArguments, role: Role, threads: int | None, pr
         kernels = engine.runner.model.backend.kernels
         metrics_address = serve_metrics(credentials, arguments.bind_host, arguments.metrics_port)
         member = _Announcement(arguments, role, kernels, address, metrics_address, ready)
+        attached = asyncio.create_task(_stay_connected(arguments, engine, member), name="attached to the store")
         try:
             await first_of(
                 engine.run(),
-                _stay_connected(arguments, engine, member),
+                asyncio.shield(attached),
                 _leave(engine, member, clock),
                 _drain_when_told(stop, arguments.config.drain_s, engine, member, clock),
             )
         finally:
+            # Gateways hear of the end before the store does, and with that whoever these attempts are handed over to.
+            await member.end()
             await server.stop(STOP_GRACE_S)
+            attached.cancel()
+            await asyncio.wait({attached})
     finally:
         if engine is not None:
             await engine.close()
@@ -132,6 +137,11 @@ class _Announcement:
             )
         )
 
+    async def end(self) -> None:
+        """Withdraws it for good."""
+        self.over = True
+        await self.withdraw()
+
     async def withdraw(self) -> None:
         await self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         if self.membership is not None:
@@ -156,8 +166,7 @@ async def _drain_when_told(stop: asyncio.Event, drain_s: float, engine: Engine, 
 
 
 async def _drain(engine: Engine, announcement: _Announcement, drain_s: float, clock: Clock) -> None:
-    announcement.over = True
-    await announcement.withdraw()
+    await announcement.end()
     if not await drained(lambda: engine.has_work, drain_s, clock):
         logger.warning("has not ended all its work: gateways will schedule it anew")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIRST_BATCH_BYTES = 1 << 20
@@ -32,8 +33,12 @@ class Turn:
     """The wish to write one batch, or its writing."""
 
     transfer: Transfer
-    num_bytes: int
-    """What there is to write; once it is let in, how much of that is to go with it."""
+    lengths: Sequence[int]
+    """Of the pieces that there are to write, in order, in bytes."""
+    num_pieces: int = 0
+    """So many of them go with it, once it is let in."""
+    num_bytes: int = 0
+    """Those together."""
     began_s: float | None = None
     """When it was let in; None: it waits."""
     moved_before: int = 0
@@ -68,9 +73,9 @@ class Turns:
         most = MAX_BATCH_BYTES if now_s - self._learnt_s <= _BELIEVED_S else FIRST_BATCH_BYTES
         return min(max(int(self._bytes_per_s * BATCH_TARGET_S), MIN_BATCH_BYTES), most)
 
-    def ask(self, transfer: Transfer, num_bytes: int) -> Turn:
-        """Has so many bytes, or the first of them, wait for `next` to choose them."""
-        turn = Turn(transfer, num_bytes, is_last=transfer.remaining_bytes <= SMALL_BYTES)
+    def ask(self, transfer: Transfer, lengths: Sequence[int]) -> Turn:
+        """Has pieces of these lengths, or the first of them, wait for `next` to choose them."""
+        turn = Turn(transfer, lengths, is_last=transfer.remaining_bytes <= SMALL_BYTES)
         self._waiting.append(turn)
         return turn
 
@@ -83,7 +88,8 @@ class Turns:
             return None
         turn = min(waiting, key=self._would_end_s)
         self._waiting.remove(turn)
-        turn.began_s, turn.moved_before, turn.num_bytes = now_s, self._moved, min(turn.num_bytes, batch_bytes)
+        turn.began_s, turn.moved_before = now_s, self._moved
+        turn.num_pieces, turn.num_bytes = _within(turn.lengths, batch_bytes)
         self._in_flight += turn.num_bytes
         self._last_in_flight += turn.is_last
         return turn
@@ -117,3 +123,13 @@ class Turns:
     def _would_end_s(self, turn: Turn) -> float:
         alone_s = 0.0 if self._bytes_per_s is None else turn.transfer.remaining_bytes / self._bytes_per_s
         return turn.transfer.began_s + alone_s
+
+
+def _within(lengths: Sequence[int], most: int) -> tuple[int, int]:
+    """How many of the first pieces have `most` bytes together, and how many these are; the first alone where it has more."""
+    total = 0
+    for i, length in enumerate(lengths):
+        if i > 0 and total + length > most:
+            return i, total
+        total += length
+    return len(lengths), total

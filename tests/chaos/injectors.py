@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import redis
@@ -22,6 +23,8 @@ from tests.chaos.plan import DUTY_CYCLE_S, Fault
 
 LOOK_AGAIN_S = 0.1
 """How often a cut looks for connections that were made since."""
+_KERNELS_PREF = 20
+"""Where the kernel's own rule for local addresses is put: those before it are ours."""
 _ROOT_NEEDED = "needs root, or network namespaces of an unprivileged user"
 MALFORMED: tuple[bytes, ...] = (
     b"",
@@ -39,6 +42,10 @@ MALFORMED: tuple[bytes, ...] = (
 """Records that no process of this cluster would write."""
 
 
+Flow: TypeAlias = "tuple[int, int | None]"
+"""What a process sends: from this port of its, to this one or to any."""
+
+
 class NotInjected(Exception):
     """This machine, user or moment does not allow it; says why."""
 
@@ -52,6 +59,7 @@ class Nemesis:
         self._flood = flood
         self._ssd_dir = ssd_dir
         self._network_ready = False
+        self._num_cuts = 0
         self.injections: list[Injection] = []
 
     async def inject(self, fault: Fault) -> None:
@@ -146,23 +154,28 @@ class Nemesis:
     async def _cut(self, fault: Fault) -> None:
         """Nothing that the target sends arrives, without a word to either side."""
         self._prepare_network()
-        cut: set[int] = set()
+        # A place of its own among the rules: what another fault cuts at the same time stays cut when this ends, and the other way round.
+        self._num_cuts += 1
+        pref = 1 + self._num_cuts % (_KERNELS_PREF - 1)
+        cut: set[Flow] = set()
         until = time.monotonic() + fault.for_s
         try:
             while time.monotonic() < until:
-                new = _ports(self._cluster.processes(fault.target).values()) - cut
-                _ip(_rule("add", port) for port in new)
+                new = _flows(self._cluster.processes(fault.target).values()) - cut
+                _ip(_rule("add", pref, flow) for flow in new)
                 cut |= new
                 await asyncio.sleep(LOOK_AGAIN_S)
         finally:
-            _ip(_rule("del", port) for port in cut)
+            _ip(_rule("del", pref, flow) for flow in cut)
 
     async def _reset(self, fault: Fault) -> None:
         """Every connection of the target breaks at once; new ones can be made."""
         if not isolated():
             raise NotInjected(_ROOT_NEEDED)
-        for port in _ports(self._cluster.processes(fault.target).values()):
-            await asyncio.to_thread(_run, "ss", "-K", f"( sport = :{port} or dport = :{port} )")
+        for local, remote in _flows(self._cluster.processes(fault.target).values()):
+            ways = (("sport", "dport"), ("dport", "sport"))
+            filters = [f"( {here} = :{local}" + (f" and {there} = :{remote} )" if remote else " )") for here, there in ways]
+            await asyncio.to_thread(_run, "ss", "-K", " or ".join(filters))
 
     async def _narrow(self, fault: Fault) -> None:
         if not isolated():
@@ -181,7 +194,7 @@ class Nemesis:
         if not isolated():
             raise NotInjected(_ROOT_NEEDED)
         if not self._network_ready:
-            _ip([("rule", "add", "pref", "20", "lookup", "local"), ("rule", "del", "pref", "0")])
+            _ip([("rule", "add", "pref", str(_KERNELS_PREF), "lookup", "local"), ("rule", "del", "pref", "0")])
             self._network_ready = True
 
     # ---- disks ----
@@ -213,13 +226,16 @@ class Nemesis:
                 await asyncio.sleep(fault.for_s)
 
 
-def _ports(processes: Iterable[psutil.Process]) -> set[int]:
-    """Local TCP ports: those that are listened on and those of connections made."""
-    ports: set[int] = set()
+def _flows(processes: Iterable[psutil.Process]) -> set[Flow]:
+    """What they listen on, and the connections that they have made: one of somebody else's to another port may have the same port here."""
+    flows: set[Flow] = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            ports |= {connection.laddr.port for connection in process.net_connections(kind="tcp") if connection.laddr}
-    return ports
+            connections = [each for each in process.net_connections(kind="tcp") if each.laddr]
+            listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+            flows |= {(port, None) for port in listening}
+            flows |= {(each.laddr.port, each.raddr.port) for each in connections if each.raddr and each.laddr.port not in listening}
+    return flows
 
 
 def _fill(path: Path) -> None:
@@ -232,8 +248,10 @@ def _fill(path: Path) -> None:
                 raise
 
 
-def _rule(verb: str, port: int) -> Sequence[str]:
-    return ("rule", verb, "pref", "10", "ipproto", "tcp", "sport", str(port), "blackhole")
+def _rule(verb: str, pref: int, flow: Flow) -> Sequence[str]:
+    local, remote = flow
+    to = () if remote is None else ("dport", str(remote))
+    return ("rule", verb, "pref", str(pref), "ipproto", "tcp", "sport", str(local), *to, "blackhole")
 
 
 def _ip(commands: Iterable[Sequence[str]]) -> None:

@@ -43,6 +43,7 @@ CODES = [
     FailureCode.PREEMPTED,
     FailureCode.QUOTA_USED,
     FailureCode.PEER_LOST,
+    FailureCode.ABORTED,
     FailureCode.INTERNAL,
 ]
 

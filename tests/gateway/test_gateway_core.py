@@ -643,6 +643,42 @@ def test_who_gives_the_hand_over_up_for_want_of_room_is_waited_for() -> None:
     assert course.schedule().avoid == frozenset()
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_a_hand_over_that_the_decode_node_has_given_up_for_want_of_room_is_waited_for(started: bool) -> None:
+    course = Course()
+    course.assign()
+    if started:
+        course.first_token()
+    assert course.fail(FailureCode.ABORTED, Role.PREFILL) == []
+    course.fail(FailureCode.PREEMPTED)
+    assert course.schedule().avoid == frozenset()
+
+
+def test_who_both_say_that_the_other_has_given_it_up_have_parted() -> None:
+    course = Course()
+    course.assign()
+    course.fail(FailureCode.ABORTED)
+    course.fail(FailureCode.ABORTED, Role.PREFILL)
+    assert course.schedule().avoid == {"p0", "d0"}
+
+
+def test_what_was_told_ahead_of_the_first_token_counts_though_the_hand_over_was_given_up() -> None:
+    course = Course(max_tokens=5)
+    course.assign()
+    course.tokens(1, 1, 2)
+    course.fail(FailureCode.ABORTED)
+    assert emitted(course.first_token()) == [0, 1, 2]
+    assert course.schedule().avoid == {"p0", "d0"}
+
+
+def test_who_goes_on_from_a_token_that_nobody_has_made_is_not_believed() -> None:
+    course = Course()
+    course.assign()
+    course.fail(FailureCode.ABORTED, Role.PREFILL)
+    assert emitted(course.tokens(1, 1, 2)) == []
+    assert course.schedule().avoid == {"p0", "d0"}
+
+
 def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
     course = Course()
     course.assign()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.server.transfer.hand_over import join_last
-from kvstore.server.transfer.pacing import Pace, block_slice, first_pieces, layer_groups
+from kvstore.server.transfer.pacing import Pace, block_slice, layer_groups
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
 from springtide.modelinfo import KVSpec
@@ -29,15 +29,6 @@ def test_layer_groups_cover_all_layers_and_are_as_small_as_allowed(num_blocks: i
     for group in groups[:-1]:
         assert len(group) * num_blocks * SPEC.bytes_per_slab >= min_bytes
         assert len(group) == 1 or (len(group) - 1) * num_blocks * SPEC.bytes_per_slab < min_bytes
-
-
-@given(lengths=st.lists(st.integers(1, 10_000), min_size=1, max_size=20), num_bytes=st.integers(1, 50_000))
-def test_as_many_pieces_go_as_there_is_room_for_and_one_at_least(lengths: list[int], num_bytes: int) -> None:
-    slices = [Slice(i, i, length, 1) for i, length in enumerate(lengths)]
-    first = first_pieces(slices, num_bytes)
-    assert first == slices[: len(first)]
-    assert len(first) == 1 or sum(piece.length for piece in first) <= num_bytes
-    assert len(first) == len(slices) or sum(lengths[: len(first) + 1]) > num_bytes
 
 
 async def test_the_pace_is_what_the_link_took_lately_within_bounds() -> None:

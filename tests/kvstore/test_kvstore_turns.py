@@ -14,6 +14,12 @@ from kvstore.core.turns import FIRST_BATCH_BYTES, MAX_BATCH_BYTES, MIN_BATCH_BYT
 MIB = 1 << 20
 
 
+def pieces(num_bytes: int) -> list[int]:
+    """As small as batches are cut."""
+    whole, rest = divmod(num_bytes, MIN_BATCH_BYTES)
+    return [MIN_BATCH_BYTES] * whole + [rest] * (rest > 0)
+
+
 class Played:
     """A link that moves so many bytes a second, and hand-overs that are written to it batch by batch."""
 
@@ -57,7 +63,7 @@ class Played:
         raise AssertionError("they do not end")
 
     def _ask(self, transfer: Transfer) -> None:
-        self.turns.ask(transfer, self._wanted[transfer])
+        self.turns.ask(transfer, pieces(self._wanted[transfer]))
 
 
 def test_a_short_hand_over_passes_long_ones() -> None:
@@ -107,12 +113,12 @@ def test_what_is_on_the_way_is_bounded_and_nothing_is_forgotten(rates: list[floa
 
 def test_on_a_wide_link_nobody_waits() -> None:
     turns, started = Turns(), []
-    first = turns.ask(Transfer(0.0, FIRST_BATCH_BYTES), FIRST_BATCH_BYTES)
+    first = turns.ask(Transfer(0.0, FIRST_BATCH_BYTES), pieces(FIRST_BATCH_BYTES))
     assert turns.next(0.0) is first
     first.moved = FIRST_BATCH_BYTES
     turns.end(first, 0.001)
     for _ in range(50):
-        turns.ask(Transfer(0.0, MIB // 2), MIB // 2)
+        turns.ask(Transfer(0.0, MIB // 2), pieces(MIB // 2))
     while (turn := turns.next(0.5)) is not None:
         started.append(turn)
     assert len(started) == 50
@@ -121,16 +127,16 @@ def test_on_a_wide_link_nobody_waits() -> None:
 def test_a_way_that_has_become_slow_is_not_filled_with_what_it_took_before() -> None:
     """And what is on it then does not keep short ones waiting."""
     turns = Turns()
-    first = turns.ask(Transfer(0.0, FIRST_BATCH_BYTES), FIRST_BATCH_BYTES)
+    first = turns.ask(Transfer(0.0, FIRST_BATCH_BYTES), pieces(FIRST_BATCH_BYTES))
     assert turns.next(0.0) is first
     first.moved = FIRST_BATCH_BYTES
     turns.end(first, 0.001)
     assert turns.batch_bytes(0.5) == MAX_BATCH_BYTES
-    asked = [turns.ask(Transfer(0.5, 40 * MIB), 40 * MIB) for _ in range(10)]
+    asked = [turns.ask(Transfer(0.5, 40 * MIB), pieces(40 * MIB)) for _ in range(10)]
     let_in = [turns.next(float(second)) for second in range(10, 20)]
     assert let_in == [asked[0], *[None] * 9]
     assert asked[0].num_bytes == FIRST_BATCH_BYTES, "as much of it as goes now, not as went when it was asked for"
-    short = [turns.ask(Transfer(20.0, 16 << 10), 16 << 10) for _ in range(2)]
+    short = [turns.ask(Transfer(20.0, 16 << 10), pieces(16 << 10)) for _ in range(2)]
     assert turns.next(20.0) is short[0] and turns.next(20.0) is None
     short[0].moved = 16 << 10
     turns.end(short[0], 20.1)
@@ -140,7 +146,7 @@ def test_a_way_that_has_become_slow_is_not_filled_with_what_it_took_before() -> 
 def test_a_small_batch_that_was_quick_or_slow_by_chance_changes_little() -> None:
     turns = Turns()
     for num_bytes, took_s in ((MIB, 2.0), (16 << 10, 0.0001), (MIB, 1.0)):
-        turn = turns.ask(Transfer(0.0, num_bytes), num_bytes)
+        turn = turns.ask(Transfer(0.0, num_bytes), pieces(num_bytes))
         assert turns.next(0.0) is turn
         turn.moved = num_bytes
         turns.end(turn, took_s)
@@ -153,7 +159,7 @@ def test_a_way_that_is_long_is_not_taken_for_a_narrow_one(round_trip_s: float) -
     turns, now_s = Turns(), 0.0
     for _ in range(20):
         num_bytes = turns.batch_bytes(now_s)
-        turn = turns.ask(Transfer(now_s, 64 * MIB), num_bytes)
+        turn = turns.ask(Transfer(now_s, 64 * MIB), pieces(num_bytes))
         assert turns.next(now_s) is turn
         now_s += num_bytes / (20 * MIB) + round_trip_s
         turn.moved, turn.round_trips_s = num_bytes, round_trip_s
@@ -161,9 +167,28 @@ def test_a_way_that_is_long_is_not_taken_for_a_narrow_one(round_trip_s: float) -
     assert turns.batch_bytes(now_s) == pytest.approx(10 * MIB, rel=0.01)
 
 
+@given(lengths=st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20), moved=st.integers(1, 64 * MIB))
+def test_as_many_pieces_go_as_there_is_room_for_and_one_at_least(lengths: list[int], moved: int) -> None:
+    turns = Turns()
+    first = turns.ask(Transfer(0.0, moved), [moved])
+    assert turns.next(0.0) is first and (first.num_pieces, first.num_bytes) == (1, moved)
+    first.moved = moved
+    turns.end(first, 1.0)
+    turn, room = turns.ask(Transfer(1.0, sum(lengths)), lengths), turns.batch_bytes(1.0)
+    assert turns.next(1.0) is turn and turn.num_bytes == sum(lengths[: turn.num_pieces])
+    assert turn.num_pieces == 1 or turn.num_bytes <= room
+    assert turn.num_pieces == len(lengths) or sum(lengths[: turn.num_pieces + 1]) > room
+
+
+def test_what_is_longer_than_a_batch_lets_nobody_in_beside_it() -> None:
+    turns = Turns()
+    asked = [turns.ask(Transfer(float(i), 8 * MIB), [8 * MIB]) for i in range(2)]
+    assert [turns.next(0.0), turns.next(0.0)] == [asked[0], None]
+
+
 def test_who_does_not_want_its_turn_any_more_is_in_nobodys_way() -> None:
     turns, sizes = Turns(), dict.fromkeys(("first", "gone", "last"), MAX_BATCH_BYTES)
-    asked: Mapping[str, Turn] = {name: turns.ask(Transfer(float(i), size), size) for i, (name, size) in enumerate(sizes.items())}
+    asked: Mapping[str, Turn] = {name: turns.ask(Transfer(float(i), size), pieces(size)) for i, (name, size) in enumerate(sizes.items())}
     assert turns.next(0.0) is asked["first"] and turns.next(0.0) is None
     turns.end(asked["gone"], 0.0)
     turns.end(asked["first"], 0.0)

@@ -176,6 +176,16 @@ async def test_a_lost_store_fails_its_attempts_and_the_engine_comes_back_with_a_
     assert again.token_ids == DirectEngine(nodes).generate(prompt(60), greedy(8))
 
 
+async def test_an_engine_that_ends_tells_gateways_before_whoever_it_hands_over_to_hears_of_it(nodes: EngineNodes) -> None:
+    attempt_id = await nodes.gateway.start(prompt(2000), greedy(4))
+    await until(lambda: nodes.stores["decode-0"].pool.counts().ingests == 1)
+    nodes.stop_engine("prefill-0")
+    await nodes.gateway.session("prefill-0").over()
+    assert nodes.gateway.outcomes[attempt_id].failures == []
+    outcome = await nodes.gateway.end_of(attempt_id)
+    assert outcome.failures[0].code == FailureCode.ABORTED
+
+
 async def test_a_store_that_breaks_over_a_command_ends_the_stream_instead_of_leaving_its_engine_waiting(
     nodes: EngineNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

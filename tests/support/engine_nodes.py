@@ -51,7 +51,7 @@ class EngineNodes:
         self.info = describe(settings["model"])
         self._settings = settings
         self.stores: dict[str, Store] = {}
-        self._stops: list[asyncio.Event] = []
+        self._stops: dict[str, asyncio.Event] = {}
         self._engines: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> EngineNodes:
@@ -75,7 +75,7 @@ class EngineNodes:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if hasattr(self, "gateway"):
             await self.gateway.close()
-        for stop in self._stops:
+        for stop in self._stops.values():
             stop.set()
         await asyncio.gather(*self._engines)
         for store in self.stores.values():
@@ -108,10 +108,14 @@ class EngineNodes:
         for store in self.stores.values():
             store.pool.validate()
 
+    def stop_engine(self, name: str) -> None:
+        """Orders it to stop at once, whatever it has."""
+        self._stops[name].set()
+
     def _start_engine(self, name: str) -> None:
         arguments, stop = self.arguments(name), asyncio.Event()
         serve = prefill.serve if name.startswith("prefill") else decode.serve
-        self._stops.append(stop)
+        self._stops[name] = stop
         self._engines.append(asyncio.create_task(serve(arguments, stop), name=name))
 
 
@@ -157,6 +161,10 @@ class Session:
     async def _read(self, on_update: Callable[[Any], None]) -> None:
         while (update := await self._call.read()) is not grpc.aio.EOF:
             on_update(update)
+
+    async def over(self) -> None:
+        """Waits until the instance has ended it."""
+        await asyncio.wait({self._reading})
 
     async def close(self) -> None:
         self._reading.cancel()

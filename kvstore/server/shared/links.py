@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from kvstore.core.turns import Transfer, Turn, Turns
@@ -17,11 +17,13 @@ class Link:
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def turn(self, transfer: Transfer, num_bytes: int, unless: Callable[[Awaitable[None]], Awaitable[None]]) -> AsyncIterator[Turn]:
-        """Entered when it is the turn of a batch of `num_bytes`, or of as many of them as the turn then says. The batch has ended when this
-        is left, after the turn was told what came of it (`moved`, and `round_trips_s`). `unless` awaits what it is given, or raises why
-        that is not waited for any more."""
-        turn = self._turns.ask(transfer, num_bytes)
+    async def turn(
+        self, transfer: Transfer, lengths: Sequence[int], unless: Callable[[Awaitable[None]], Awaitable[None]]
+    ) -> AsyncIterator[Turn]:
+        """Entered when it is the turn of a batch of as many of the pieces of these lengths as the turn then says. The batch has ended when
+        this is left, after the turn was told what came of it (`moved`, and `round_trips_s`). `unless` awaits what it is given, or raises
+        why that is not waited for any more."""
+        turn = self._turns.ask(transfer, lengths)
         come = self._waiting[turn] = asyncio.get_running_loop().create_future()
         self._let_in()
         try:

@@ -18,7 +18,7 @@ from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import error_of, failure_of
 from kvstore.server.shared.peers import LONGEST_BATCH_S
 from kvstore.server.shared.routes import StoreRoute
-from kvstore.server.transfer.pacing import block_slice, first_pieces
+from kvstore.server.transfer.pacing import block_slice
 from messenger.base import Completion, Slice, TransferTimeout
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Slot
@@ -200,11 +200,10 @@ class HandOverWriter:
         absent = range(max(unit.block_begin, targets.present_blocks), min(unit.block_end, len(targets.slots)))
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
         notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
-        link, left = self._shared.peers.link(self._address), sum(piece.length for piece in pieces)
+        link = self._shared.peers.link(self._address)
         while pieces:
-            async with link.turn(self._progress, left, self._unless_cancelled) as turn:
-                batch = first_pieces(pieces, turn.num_bytes)
-                pieces, left = pieces[len(batch) :], left - sum(piece.length for piece in batch)
+            async with link.turn(self._progress, [piece.length for piece in pieces], self._unless_cancelled) as turn:
+                batch, pieces = pieces[: turn.num_pieces], pieces[turn.num_pieces :]
                 began = time.perf_counter()
                 self._first_write_at = began if self._first_write_at is None else self._first_write_at
                 completion = await self._watched(_write_batch(route, batch, None if pieces else notice))

@@ -116,14 +116,11 @@ class Ingests:
         """Watches them for ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
         try:
             while True:
-                for writer in self._shared.pool.writers() - self._watched.keys():
+                for writer in self._current_writers() - self._watched.keys():
                     self._watched[writer] = _Watched(writer, self._shared.peers, messenger)
                 await asyncio.gather(*(self._look_at(watched, messenger) for watched in self._watched.values()))
                 # Before the wait, which may be long: one that comes back is not asked why it was not heard meanwhile.
-                writers = self._shared.pool.writers()
-                for gone in self._watched.keys() - writers:
-                    self._watched.pop(gone).close()
-                self._idle = not writers
+                self._idle = not self._current_writers()
                 with contextlib.suppress(TimeoutError):
                     # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
                     async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
@@ -132,6 +129,13 @@ class Ingests:
         finally:
             for watched in self._watched.values():
                 watched.close()
+
+    def _current_writers(self) -> set[Writer]:
+        """Whoever may write now. The others are watched no longer."""
+        writers = self._shared.pool.writers()
+        for gone in self._watched.keys() - writers:
+            self._watched.pop(gone).close()
+        return writers
 
     async def _look_at(self, watched: _Watched, messenger: Messenger) -> None:
         writer = watched.writer

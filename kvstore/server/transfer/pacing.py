@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator
 
 from kvstore.core.turns import BATCH_TARGET_S, MAX_BATCH_BYTES, MIN_BATCH_BYTES
 from messenger.base import Completion, Slice
@@ -54,12 +54,3 @@ def layer_groups(spec: KVSpec, num_blocks: int, min_bytes: int) -> Iterator[rang
     size = max(1, -(-min_bytes // (num_blocks * spec.bytes_per_slab)))
     for begin in range(0, spec.layers, size):
         yield range(begin, min(begin + size, spec.layers))
-
-
-def first_pieces(slices: Sequence[Slice], num_bytes: int) -> Sequence[Slice]:
-    """As many of the first as have `num_bytes` at most; the first alone where it has more."""
-    for i, piece in enumerate(slices):
-        num_bytes -= piece.length
-        if i > 0 and num_bytes < 0:
-            return slices[:i]
-    return slices
