@@ -23,13 +23,13 @@ _CLUSTER = (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node", "c
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "batches": _CLUSTER,
     "cluster": _CLUSTER,
-    "conductor": ("springtide", "conductor", "gateway"),
+    "conductor": ("springtide", "conductor", "gateway", "node_runtime"),
     "console": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),
     "caching": _CLUSTER,
-    "engine": ("springtide", "engine"),
+    "engine": (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node"),
     "fidelity": (*_CLUSTER, "simulator"),
-    "fleet": ("springtide", "conductor", "gateway"),
+    "fleet": ("springtide", "conductor", "gateway", "node_runtime", "deploy"),
     "gpu": ("springtide", "messenger", "engine"),
     "hostile": _CLUSTER,
     "index": ("springtide", "kvstore"),
@@ -39,20 +39,24 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "messenger": ("springtide", "messenger"),
     "replay": _CORES,
     "room": _CLUSTER,
-    "scaling": _CLUSTER,
-    "serve": _CLUSTER,
+    "scaling": (*_CLUSTER, "simulator"),
+    "serve": (*_CLUSTER, "simulator"),
     "setup": (*_CLUSTER, "tests", "Makefile", "pyproject.toml", "constraints.txt"),
     "simulator": _CORES,
     "structured": _CLUSTER,
     "ssd": ("springtide", "kvstore"),
     "tracing": _CLUSTER,
 }
-"""What the figures of each benchmark depend on, from the root of the repository."""
+"""What the figures of each benchmark depend on, from the root of the repository, beside the benchmark itself."""
+_WRITTEN_BY = {"kv_codecs": "kv_compression", "kv_quantisation": "kv_compression"}
+"""Where a benchmark has another name than its results."""
 
 
 def packages_of(name: str) -> tuple[str, ...]:
-    """The packages behind `results/NAME.json`, NAME being a benchmark's, or that with a hyphen and more. Raises KeyError for others."""
-    return PACKAGES[name.partition("-")[0]]
+    """The packages behind `results/NAME.json`, NAME being a benchmark's, or that with a hyphen and more, and last the benchmark's own file.
+    Raises KeyError for others."""
+    benchmark = name.partition("-")[0]
+    return (*PACKAGES[benchmark], f"benchmarks/{_WRITTEN_BY.get(benchmark, benchmark)}.py")
 
 
 def provenance(name: str) -> dict[str, Any]:
@@ -69,7 +73,7 @@ def provenance(name: str) -> dict[str, Any]:
 
 def trees() -> dict[str, str]:
     """Every package -> its hash as it is now. Empty where there is no git."""
-    packages = sorted({package for several in PACKAGES.values() for package in several})
+    packages = sorted({package for name in PACKAGES for package in packages_of(name)})
     changed = _uncommitted(packages) or []
     return _committed(packages) | {package: UNCOMMITTED for package in packages if any(_within(path, package) for path in changed)}
 

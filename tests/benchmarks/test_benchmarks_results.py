@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ import pytest
 
 from benchmarks import provenance, results
 from benchmarks.driven import plain, within
-from benchmarks.provenance import NOT_THERE, UNCOMMITTED, changed_since, packages_of, trees
-from benchmarks.render import page, section, state
+from benchmarks.provenance import CHECKOUT, NOT_THERE, PACKAGES, UNCOMMITTED, changed_since, packages_of, trees
+from benchmarks.render import PAGE, page, section, state
 from benchmarks.results import LIMIT, RESULTS, Row, ratio_in_words, write
 
 COMMITTED = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
@@ -27,9 +29,10 @@ def git(checkout: Path, *arguments: str) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with the packages of the benchmark `index`, committed, in which results are written."""
-    for package in (*packages_of("index"), "benchmarks"):
+    for package in (*PACKAGES["index"], "benchmarks"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "code.py").write_text("1\n")
+    (tmp_path / "benchmarks" / "index.py").write_text("1\n")
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
@@ -72,8 +75,10 @@ def test_what_the_figures_depend_on_makes_them_stale_and_nothing_else_does(check
     assert trees()["kvstore"] == UNCOMMITTED
     commit(checkout)
     assert changed_since(document["trees"], trees()) == ["kvstore"]
+    (checkout / "benchmarks" / "index.py").write_text("2\n")
+    assert changed_since(document["trees"], trees()) == ["kvstore", "benchmarks/index.py"]
     assert state(document, trees()) == "stale"
-    assert "**stale**: kvstore changed since" in section("index", document, trees())
+    assert "**stale**: kvstore, benchmarks/index.py changed since" in section("index", document, trees())
 
 
 def test_a_shallow_clone_knows_what_is_stale(
@@ -107,6 +112,52 @@ def test_without_git_nothing_is_known_and_that_is_said(checkout: Path, how: str,
     assert state(document, trees()) == "not known"
     text = section("index", document, trees())
     assert "commit not known" in text and "whether it is stale is not known" in text
+
+
+DRAWING = {"results.py", "serve_picture.py"}
+"""What they import makes no figure."""
+
+
+def imported(module: Path, seen: set[Path]) -> set[str]:
+    """The packages of the repository that a benchmark imports, by itself, by others of benchmarks/ or by the drivers that it names."""
+    found: set[str] = set()
+    if module in seen or not module.exists():
+        return found
+    seen.add(module)
+    for node in ast.walk(ast.parse(module.read_text())):
+        match node:
+            case ast.Import(names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(origin), names=names):
+                modules = [origin, *(f"{origin}.{alias.name}" for alias in names)]
+            case ast.Constant(value=str(value)) if value.isidentifier():
+                modules = [f"benchmarks.drivers.{value}"]
+            case _:
+                continue
+        for name in modules:
+            root = name.partition(".")[0]
+            if root == "benchmarks":
+                found |= imported(CHECKOUT.joinpath(*name.split(".")).with_suffix(".py"), seen)
+            elif (CHECKOUT / root / "__init__.py").exists() and module.name not in DRAWING:
+                found.add(root)
+    return found
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_a_benchmark_imports_makes_its_figures_stale(name: str) -> None:
+    *packages, own = packages_of(name)
+    assert (CHECKOUT / own).exists()
+    assert imported(CHECKOUT / own, set()) - {"tests"} <= set(packages)
+
+
+@pytest.mark.skipif(not trees(), reason="without git nothing is known of what changed since")
+def test_the_page_is_what_the_results_say() -> None:
+    """Stale figures are marked as such; which packages have changed since may be more by now."""
+
+    def told(text: str) -> str:
+        return re.sub(r"\*\*stale\*\*: .* changed since", "**stale**", text)
+
+    assert told(PAGE.read_text()) == told(page(COMMITTED, trees())), "make performance"
 
 
 def test_a_benchmark_says_which_packages_its_figures_depend_on(checkout: Path) -> None:
