@@ -1,5 +1,5 @@
 """The Helm chart's commands, executed: what Kubernetes would start serves requests and is scraped, and an upgrade to other values replaces
-every pod without a stream being lost."""
+every pod that serves without a stream being lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill group whose stages are on machines of their own, each with a store for its layers."""
+"""A prefill group whose stages are on machines of their own, as far as addresses tell: each has one, and a store for its layers."""
 
 from __future__ import annotations
 
