@@ -20,6 +20,7 @@ from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch, Unavailable
 from tests.support.reference import random_prompt
 from tests.support.scattered import ScatteredCluster
+from tests.support.stuck import stuck
 
 pytestmark = pytest.mark.alone
 
@@ -155,6 +156,16 @@ def test_streams_go_on_elsewhere_when_what_they_are_at_hangs(cluster: Cluster, p
     until_whole(cluster)
 
 
+def test_streams_go_on_elsewhere_when_the_thread_is_stuck_that_computes_them(cluster: Cluster) -> None:
+    """The engine's other threads go on, and talk."""
+    before = rescheduled(cluster)
+    gaps = streams_while(lambda: stuck(pid_of(cluster, busiest(cluster, "decode"))), cluster)
+    print(f"decode, a thread: longest gaps {[round(gap, 2) for gap in gaps]} s")
+    assert rescheduled(cluster) > before, "nothing was where it was stuck"
+    assert max(gaps) <= LONGEST_GAP_S
+    until_whole(cluster)
+
+
 def prompts_while(fault: Callable[[str], AbstractContextManager[None]], cluster: AnyCluster, seeds: Iterator[int]) -> None:
     """Long prompts in the middle of which the fault of the prefill node with the given name begins, and others later."""
     prompts = [random_prompt(next(seeds), 7000, 10, 250) for _ in range(2)]
@@ -191,6 +202,15 @@ def prompts_while(fault: Callable[[str], AbstractContextManager[None]], cluster:
 def test_a_prompt_is_computed_elsewhere_when_what_computes_it_hangs(cluster: Cluster, part: str) -> None:
     """And later ones are not sent there."""
     prompts_while(lambda name: hanging([pid_of(cluster, name + part)]), cluster, itertools.count(1000 if part else 2000))
+
+
+def test_a_prompt_is_handed_over_elsewhere_when_the_store_that_takes_it_hangs(cluster: Cluster) -> None:
+    def taken() -> str:
+        """The store that prompts are handed over to."""
+        stores = ("decode-0-store", "decode-1-store")
+        return max(stores, key=lambda name: cluster.metric(name, "springtide_store_slots", {"state": "in_use"}))
+
+    prompts_while(lambda _: hanging([pid_of(cluster, taken())]), cluster, itertools.count(7000))
 
 
 def test_streams_go_on_elsewhere_when_their_decode_node_is_cut_off(scattered: ScatteredCluster) -> None:
