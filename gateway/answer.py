@@ -274,7 +274,7 @@ class AnswerStream:
 
     async def _check(self, checker: GrammarChecker) -> None:
         try:
-            await checker.check(self._request.sampling.grammar, self._request.grammar_field)
+            await checker.check(self._request.sampling.grammar, self._request.grammar_field, self._request.tenant)
         except SpringtideError as error:
             self._fail(error)
         except Exception:

@@ -1,5 +1,6 @@
 """Whether grammars can be compiled, within bounds of time and memory. A process of its own finds out (`python -m gateway.grammar_checks`),
-which is killed when it takes too long: nothing that a client sends holds up anybody but those whose grammars wait behind it."""
+which is killed when it takes too long: nothing that a client sends holds up anybody but those whose grammars wait. They wait by tenants, of
+which the one goes next that has had the least of the process's time: whoever sends slow ones waits for oneself."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import BinaryIO, TypeVar
 
 from engine.sampling.grammars import GrammarCompiler
@@ -33,7 +34,7 @@ COMPILE_CPU_S = 1.5
 """Within which a grammar has to be compiled: of processor time, as others may use the machine, too."""
 _LONGEST_S = 20.0
 """Then it is given up whatever it waits for."""
-MOST_WAITING = 64
+MOST_WAITING, MOST_WAITING_OF_A_TENANT = 256, 64
 _START_S = 60.0
 _ENDS_WITHIN_S = 1.0
 _ENDED_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
@@ -41,6 +42,55 @@ _MEMORY_BYTES = 4 << 30
 """Of addresses, of which the process uses a tenth for itself."""
 _REMEMBERED = 1024
 _LENGTH = struct.Struct("<I")
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    grammar: Grammar
+    answer: asyncio.Future[str]
+    """What is wrong with it; empty: nothing."""
+    begun: bool = False
+
+
+class _Lines:
+    """Who waits, by tenants."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[_Question]] = {}
+        """None is empty."""
+        self._spent_s: dict[str, float] = {}
+        """Of the process's time, on a scale on which whoever comes has had as much as the one that went last."""
+        self._last_s = 0.0
+
+    def join(self, tenant: str, question: _Question) -> None:
+        """Raises Overloaded when too many wait."""
+        line = self._lines.get(tenant, deque())
+        if question in line:
+            return
+        if len(line) >= MOST_WAITING_OF_A_TENANT or sum(map(len, self._lines.values())) >= MOST_WAITING:
+            raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
+        line.append(question)
+        if tenant not in self._lines:
+            self._lines[tenant] = line
+            self._spent_s[tenant] = max(self._spent_s.get(tenant, 0.0), self._last_s)
+
+    def next(self) -> tuple[str, _Question] | None:
+        """The first in line of whoever has had the least; None when nobody waits."""
+        while self._lines:
+            tenant = min(self._lines, key=self._spent_s.__getitem__)
+            line = self._lines[tenant]
+            question = line.popleft()
+            if not line:
+                del self._lines[tenant]
+            if not question.begun:  # it may have had its turn in another's line
+                self._last_s = self._spent_s[tenant]
+                return tenant, question
+        self._spent_s.clear()
+        self._last_s = 0.0
+        return None
+
+    def spent(self, tenant: str, seconds: float) -> None:
+        self._spent_s[tenant] = self._spent_s.get(tenant, self._last_s) + seconds
 
 
 class GrammarChecker:
@@ -51,8 +101,10 @@ class GrammarChecker:
         self._info = info
         self._found: OrderedDict[bytes, str] = OrderedDict()
         """What is wrong with grammars, by their digests; empty: nothing."""
-        self._asked: dict[bytes, asyncio.Future[str]] = {}
-        """About the same, what is being found out."""
+        self._asked: dict[bytes, _Question] = {}
+        """What is being found out, by the same."""
+        self._lines = _Lines()
+        self._answering: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
         self._process: _Process | None = None
         self._closed = False
@@ -61,14 +113,14 @@ class GrammarChecker:
         """Whether it is known to compile."""
         return not grammar or self._remembered(_digest(grammar)) == ""
 
-    async def check(self, grammar: Grammar, field: str) -> None:
+    async def check(self, grammar: Grammar, field: str, tenant: str) -> None:
         """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, Overloaded when too many
-        wait for this, and Unavailable when nobody can tell just now."""
+        of the tenant's, or in all, wait for this, and Unavailable when nobody can tell just now."""
         digest = _digest(grammar)
         message = self._remembered(digest)
         if message is None:
             # Whoever goes away leaves the question to others who have it, too.
-            message = await asyncio.shield(self._asked.get(digest) or self._begin(digest, grammar))
+            message = await asyncio.shield(self._ask(digest, grammar, tenant))
         if message:
             raise InvalidRequest(f"{field} {message}", param=field)
 
@@ -95,23 +147,48 @@ class GrammarChecker:
     def _in_thread(self, work: Callable[..., _Result], *args: object) -> asyncio.Future[_Result]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    def _begin(self, digest: bytes, grammar: Grammar) -> asyncio.Future[str]:
-        if len(self._asked) >= MOST_WAITING:
-            raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
-        asked = self._asked[digest] = self._in_thread(self._ask, grammar)
-        asked.add_done_callback(lambda asked: self._end_of(digest, asked))
-        return asked
+    def _ask(self, digest: bytes, grammar: Grammar, tenant: str) -> asyncio.Future[str]:
+        question = self._asked.get(digest)
+        if question is None:
+            question = _Question(grammar, asyncio.get_running_loop().create_future())
+            self._lines.join(tenant, question)
+            self._asked[digest] = question
+            question.answer.add_done_callback(lambda answer: self._end_of(digest, answer))
+        elif not question.begun:
+            with contextlib.suppress(Overloaded):  # it has its place in another's line
+                self._lines.join(tenant, question)
+        if self._answering is None:
+            self._answering = asyncio.create_task(self._answer_all(), name="grammars")
+        return question.answer
 
-    def _end_of(self, digest: bytes, asked: asyncio.Future[str]) -> None:
+    async def _answer_all(self) -> None:
+        try:
+            while (turn := self._lines.next()) is not None:
+                tenant, question = turn
+                question.begun, began = True, time.monotonic()
+                try:
+                    question.answer.set_result(await self._found_out(question.grammar))
+                except Exception as error:
+                    question.answer.set_exception(error)
+                self._lines.spent(tenant, time.monotonic() - began)
+        finally:
+            self._answering = None
+
+    async def _found_out(self, grammar: Grammar) -> str:
+        if self._closed:
+            raise Unavailable("the gateway ends", code="grammar_checks")
+        return await self._in_thread(self._find_out, grammar)
+
+    def _end_of(self, digest: bytes, answer: asyncio.Future[str]) -> None:
         del self._asked[digest]
-        if not asked.cancelled() and asked.exception() is None:
-            self._found[digest] = asked.result()
+        if not answer.cancelled() and answer.exception() is None:
+            self._found[digest] = answer.result()
             if len(self._found) > _REMEMBERED:
                 self._found.popitem(last=False)
 
     # ---- in the thread ----
 
-    def _ask(self, grammar: Grammar) -> str:
+    def _find_out(self, grammar: Grammar) -> str:
         try:
             process = self._started()
         except OSError as error:

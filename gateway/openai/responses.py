@@ -199,7 +199,7 @@ class _ResponsesApi:
         assert isinstance(written, ResponseFormat), "the orders of this API are written in its own words"
         # What can never succeed is refused at once, as it is in the foreground.
         if not self._backend.grammars.good(prepared.sampling.grammar):
-            await self._backend.grammars.check(prepared.sampling.grammar, prepared.grammar_field)
+            await self._backend.grammars.check(prepared.sampling.grammar, prepared.grammar_field, prepared.tenant)
         await self.jobs.begin(prepared.tenant, order.stored(written.response), written, lambda: self._backend.start(prepared))
         if order.stream:
             return _Followed(self._events(prepared.tenant, written.response_id, after=-1), on_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from gateway import grammar_checks
 from gateway.api_request import FormatKind, OutputFormat
 from gateway.grammar_checks import GrammarChecker
 from gateway.grammars import MAX_CHOICES, MAX_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SOURCE_CHARACTERS, Beforehand, constraint, lark_constraint
-from springtide.errors import InvalidRequest, Unavailable
+from springtide.errors import InvalidRequest, Overloaded, Unavailable
 from springtide.protocol.sampling import Grammar
 
 INFO = describe("demo")
@@ -158,41 +159,84 @@ async def checker() -> AsyncIterator[GrammarChecker]:
 )
 async def test_what_cannot_be_compiled_is_refused_by_name(checker: GrammarChecker, format: OutputFormat, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refused:
-        await checker.check(constraint(format), "response_format")
+        await checker.check(constraint(format), "response_format", "one")
     assert refused.value.param == "response_format" and refused.value.message.startswith("response_format cannot be")
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_would_take_for_ever_is_given_up_and_holds_up_nobody_else(checker: GrammarChecker) -> None:
     """An intersection of expressions that has more states than there is time for."""
-    endless = lark_constraint("start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40)))
     good = constraint(schema(OBJECT))
     assert not checker.good(good)
-    first = asyncio.create_task(checker.check(endless, "guided_grammar"))
+    first = asyncio.create_task(checker.check(endless(0), "guided_grammar", "one"))
     await asyncio.sleep(0)
-    await checker.check(good, "response_format")
+    await checker.check(good, "response_format", "one")
     assert checker.good(good)
     with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
         await first
     with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
-        await checker.check(endless, "guided_grammar")
+        await checker.check(endless(0), "guided_grammar", "one")
+
+
+def endless(number: int) -> Grammar:
+    """Each another one."""
+    return lark_constraint(f'start: "{number}" A\nA: ' + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_whoever_sends_slow_ones_waits_for_oneself(checker: GrammarChecker) -> None:
+    ended = list[str]()
+
+    async def check(name: str, grammar: Grammar, tenant: str) -> None:
+        with contextlib.suppress(InvalidRequest):
+            await checker.check(grammar, name, tenant)
+        ended.append(name)
+
+    slow = [asyncio.create_task(check(f"slow {number}", endless(number), "slow")) for number in range(1, 4)]
+    await asyncio.sleep(0)
+    quick = [asyncio.create_task(check(f"quick {i}", constraint(OutputFormat(FormatKind.REGEX, f"x{i}")), "quick")) for i in range(3)]
+    shared = asyncio.create_task(check("slow 3, of another", endless(3), "other"))
+    await asyncio.gather(*slow, *quick, shared)
+    assert len(ended) == 7 and ended[0] == "slow 1", "that had begun when the others came"
+    assert ended[-1] == "slow 2", "what another has asked as well goes before it"
+
+
+async def test_a_tenant_may_have_so_many_waiting_and_others_find_place_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "MOST_WAITING_OF_A_TENANT", 2)
+    checker, grammars = GrammarChecker(INFO), [constraint(OutputFormat(FormatKind.REGEX, f"x{i}")) for i in range(5)]
+    waiting = [asyncio.create_task(checker.check(grammar, "guided_regex", "one")) for grammar in grammars[:2]]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="too many grammars") as refused:
+        await checker.check(grammars[2], "guided_regex", "one")
+    assert refused.value.retry_after_s
+    await asyncio.gather(*waiting, checker.check(grammars[3], "guided_regex", "another"), checker.check(grammars[0], "guided_regex", "one"))
+    await checker.check(grammars[2], "guided_regex", "one")
+    await checker.close()
+
+
+async def test_whoever_waits_when_it_ends_is_told() -> None:
+    checker = GrammarChecker(INFO)
+    waiting = [asyncio.create_task(checker.check(endless(number), "guided_grammar", "one")) for number in range(3)]
+    await asyncio.sleep(0)
+    await checker.close()
+    assert {type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)} == {Unavailable}
 
 
 async def test_what_is_asked_about_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checks, "_REMEMBERED", 2)
     checker = GrammarChecker(INFO)
     first, second, third = (constraint(OutputFormat(FormatKind.REGEX, source)) for source in "abc")
-    await checker.check(first, "guided_regex")
-    await checker.check(second, "guided_regex")
+    await checker.check(first, "guided_regex", "one")
+    await checker.check(second, "guided_regex", "one")
     assert checker.good(first)
-    await checker.check(third, "guided_regex")
+    await checker.check(third, "guided_regex", "one")
     assert checker.good(first) and checker.good(third) and not checker.good(second)
     await checker.close()
 
 
 async def test_the_process_is_there_before_the_first_grammar_and_is_the_only_one() -> None:
     checker, good = GrammarChecker(INFO), constraint(schema(OBJECT))
-    await asyncio.gather(checker.warm_up(), checker.check(good, "response_format"))
+    await asyncio.gather(checker.warm_up(), checker.check(good, "response_format", "one"))
     process = checker._process
     assert process is not None
     await checker.warm_up()
@@ -219,15 +263,15 @@ async def test_a_process_that_is_killed_is_started_anew() -> None:
         assert checker._process is not None
         checker._process.kill()
         try:
-            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format")
+            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format", "one")
         except Unavailable:  # it was still dying
-            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format")
+            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format", "one")
     await checker.close()
 
 
 async def test_who_goes_away_leaves_the_answer_to_others_who_asked_the_same() -> None:
     checker, good = GrammarChecker(INFO), constraint(schema(OBJECT))
-    first, second = (asyncio.create_task(checker.check(good, "response_format")) for _ in range(2))
+    first, second = (asyncio.create_task(checker.check(good, "response_format", "one")) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await second
@@ -241,6 +285,6 @@ async def test_a_process_that_cannot_start_is_no_fault_of_the_grammar(monkeypatc
         broken.setattr(sys, "executable", "/bin/false")
         await checker.warm_up()
         with pytest.raises(Unavailable):
-            await checker.check(good, "response_format")
-    await checker.check(good, "response_format")
+            await checker.check(good, "response_format", "one")
+    await checker.check(good, "response_format", "one")
     await checker.close()
