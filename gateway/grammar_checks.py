@@ -90,7 +90,8 @@ class _Lines:
         return None
 
     def spent(self, tenant: str, seconds: float) -> None:
-        self._spent_s[tenant] = self._spent_s.get(tenant, self._last_s) + seconds
+        """Charges the tenant whose turn it was."""
+        self._spent_s[tenant] += seconds
 
 
 class GrammarChecker:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,7 @@ from messenger.rdma.ports import rdma_problem
 from tests.support.netns import Namespace, Switch, Unavailable
 from tests.support.tally import Tally
 
+Made = TypeVar("Made", Namespace, Switch)
 _INJECTED = "injected faults"
 """The property of a test's report in which its line travels."""
 
@@ -44,25 +47,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=problem))
 
 
-@pytest.fixture
-def namespace() -> Iterator[Namespace]:
+def made_here(make: Callable[[], Made]) -> Made:
+    """Skips the test where this machine or user cannot have it."""
     try:
-        made = Namespace()
+        return make()
     except Unavailable as why:
         pytest.skip(str(why))
-    yield made
-    made.close()
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    with closing(made_here(Namespace)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def switch() -> Iterator[Switch]:
     """What namespaces are plugged into that reach each other by their addresses."""
-    try:
-        made = Switch()
-    except Unavailable as why:
-        pytest.skip(str(why))
-    yield made
-    made.close()
+    with closing(made_here(Switch)) as made:
+        yield made
 
 
 @pytest.fixture
