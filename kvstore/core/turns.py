@@ -83,10 +83,10 @@ class Turns:
         return turn
 
     def next(self, now_s: float) -> Turn | None:
-        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, one at a time."""
+        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, a little of it."""
         waiting, batch_bytes = self._waiting, self.batch_bytes(now_s)
         if self._in_flight >= batch_bytes:
-            waiting = [] if self._last_in_flight else [turn for turn in waiting if turn.is_last]
+            waiting = [turn for turn in waiting if turn.is_last] if self._last_in_flight < FIRST_BATCH_BYTES else []
         if not waiting:
             return None
         turn = min(waiting, key=self._would_end_s)
@@ -94,7 +94,7 @@ class Turns:
         turn.began_s, turn.moved_before = now_s, self._moved
         turn.num_pieces, turn.num_bytes = _within(turn.lengths, batch_bytes)
         self._in_flight += turn.num_bytes
-        self._last_in_flight += turn.is_last
+        self._last_in_flight += turn.num_bytes * turn.is_last
         return turn
 
     def end(self, turn: Turn, now_s: float) -> None:
@@ -104,7 +104,7 @@ class Turns:
             self._waiting.remove(turn)
             return
         self._in_flight -= turn.num_bytes
-        self._last_in_flight -= turn.is_last
+        self._last_in_flight -= turn.num_bytes * turn.is_last
         self._moved += turn.moved
         turn.transfer.remaining_bytes -= turn.moved
         elapsed_s = max(now_s - turn.began_s, 1e-6)
