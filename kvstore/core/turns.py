@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FIRST_BATCH_BYTES = 1 << 20
+FIRST_BATCH_BYTES = 256 << 10
+"""While it is not known what the way takes: on a narrow one short ones wait until that has gone through."""
 MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 32 << 20
-BATCH_TARGET_S = 0.5
+BATCH_TARGET_S = 0.25
 SMALL_BYTES = 64 << 10
 """A hand-over of which no more is left need not wait for room: it is as nothing beside what is on the way (messenger has a lane of its own
 for it, too)."""
@@ -15,6 +16,8 @@ _BELIEVED_S = 1.0
 """A way that has told nothing for so long may have become another one."""
 _MOST_ROUND_TRIPS = 8.0
 """Of the time of a batch, all but an eighth at most is held for that of its round trips."""
+_MOST_BYTES_PER_S = MAX_BATCH_BYTES / BATCH_TARGET_S
+"""Of more it need not be known how much, and a small batch, which shows no more than this, shows that it is there."""
 _MOST_GROWTH = 2.0
 """Of the rate, by one batch: a small one may have met a moment in which a slow network took it at once."""
 
@@ -51,8 +54,8 @@ class Turn:
 
 
 class Turns:
-    """The turns on one way. About as much is on it at a time as it takes in half a second: on a fast one nobody waits; on a slow one what
-    waits does so here, where who goes first can be chosen, and not in the network.
+    """The turns on one way. About as much is on it at a time as it takes in a quarter of a second: on a fast one nobody waits; on a slow
+    one what waits does so here, where who goes first can be chosen, and not in the network.
 
     The first is whose hand-over would be at its end soonest, had it had the way for itself since it began: a short one passes long ones,
     and since waiting counts for everybody, nobody is passed for ever. Of one that is under way less and less is left: it is finished before
@@ -80,10 +83,10 @@ class Turns:
         return turn
 
     def next(self, now_s: float) -> Turn | None:
-        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, one at a time."""
+        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, a little of it."""
         waiting, batch_bytes = self._waiting, self.batch_bytes(now_s)
         if self._in_flight >= batch_bytes:
-            waiting = [] if self._last_in_flight else [turn for turn in waiting if turn.is_last]
+            waiting = [turn for turn in waiting if turn.is_last] if self._last_in_flight < FIRST_BATCH_BYTES else []
         if not waiting:
             return None
         turn = min(waiting, key=self._would_end_s)
@@ -91,7 +94,7 @@ class Turns:
         turn.began_s, turn.moved_before = now_s, self._moved
         turn.num_pieces, turn.num_bytes = _within(turn.lengths, batch_bytes)
         self._in_flight += turn.num_bytes
-        self._last_in_flight += turn.is_last
+        self._last_in_flight += turn.num_bytes * turn.is_last
         return turn
 
     def end(self, turn: Turn, now_s: float) -> None:
@@ -101,7 +104,7 @@ class Turns:
             self._waiting.remove(turn)
             return
         self._in_flight -= turn.num_bytes
-        self._last_in_flight -= turn.is_last
+        self._last_in_flight -= turn.num_bytes * turn.is_last
         self._moved += turn.moved
         turn.transfer.remaining_bytes -= turn.moved
         elapsed_s = max(now_s - turn.began_s, 1e-6)
@@ -111,7 +114,7 @@ class Turns:
             self._learn(bytes_per_s, elapsed_s, now_s)
 
     def _learn(self, bytes_per_s: float, elapsed_s: float, now_s: float) -> None:
-        known = self._bytes_per_s
+        known, bytes_per_s = self._bytes_per_s, min(bytes_per_s, _MOST_BYTES_PER_S)
         if known is None:
             self._bytes_per_s = bytes_per_s
         elif bytes_per_s > known or elapsed_s >= BATCH_TARGET_S / 2:

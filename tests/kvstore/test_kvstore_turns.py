@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.turns import FIRST_BATCH_BYTES, MAX_BATCH_BYTES, MIN_BATCH_BYTES, Transfer, Turn, Turns
+from kvstore.core.turns import BATCH_TARGET_S, FIRST_BATCH_BYTES, MAX_BATCH_BYTES, MIN_BATCH_BYTES, Transfer, Turn, Turns
 
 MIB = 1 << 20
 
@@ -155,7 +155,7 @@ def test_a_small_batch_that_was_quick_or_slow_by_chance_changes_little() -> None
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.3, 1.0])
 def test_a_way_that_is_long_is_not_taken_for_a_narrow_one(round_trip_s: float) -> None:
-    """20 MiB a second, of which half a second's worth goes at a time however far it is."""
+    """20 MiB a second, of which as long a time's worth goes at a time however far it is."""
     turns, now_s = Turns(), 0.0
     for _ in range(20):
         num_bytes = turns.batch_bytes(now_s)
@@ -164,7 +164,7 @@ def test_a_way_that_is_long_is_not_taken_for_a_narrow_one(round_trip_s: float) -
         now_s += num_bytes / (20 * MIB) + round_trip_s
         turn.moved, turn.round_trips_s = num_bytes, round_trip_s
         turns.end(turn, now_s)
-    assert turns.batch_bytes(now_s) == pytest.approx(10 * MIB, rel=0.01)
+    assert turns.batch_bytes(now_s) == pytest.approx(20 * MIB * BATCH_TARGET_S, rel=0.01)
 
 
 @given(lengths=st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20), moved=st.integers(1, 64 * MIB))

@@ -14,8 +14,8 @@ _FIRST_BATCH_BYTES = 4 << 20
 
 
 class Pace:
-    """The share of one transfer that goes into a batch: what the link takes in about half a second, for a batch has one deadline and is
-    finished before a cancellation takes effect."""
+    """The share of one transfer that goes into a batch: what the link takes in about a quarter of a second, for a batch has one deadline
+    and is finished before a cancellation takes effect."""
 
     def __init__(self) -> None:
         self.batch_bytes = _FIRST_BATCH_BYTES
