@@ -145,6 +145,13 @@ async def read(backend: ApiBackend, request: Request, reader: Callable[[bytes], 
         return await backend.side_thread.run(len(raw), reader, raw)
 
 
+async def read_permitted(backend: ApiBackend, request: Request, reader: Callable[[bytes], ReadT]) -> ReadT:
+    """As `read`, of what concerns the model without running it. Raises ModelNotFound when the caller may not use that."""
+    caller: Caller = request.state.caller
+    caller.check_model(backend.preparer.model_name)
+    return await read(backend, request, reader)
+
+
 class _Exchange:
     """One request and its answer, with whatever has to be undone at its end however it ends."""
 

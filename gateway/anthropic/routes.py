@@ -12,7 +12,7 @@ from gateway.anthropic.answers import MessagesFormat, error_json
 from gateway.anthropic.requests import CountMessageTokensRequest, MessagesRequest
 from gateway.bodies import parse_body
 from gateway.described import ANY_OBJECT, TEXT, TIME, WHOLE, array, nullable, one_of, operation, record
-from gateway.exchange import Call, Endpoint, Json, Order, exchange, read
+from gateway.exchange import Call, Endpoint, Json, Order, exchange, read_permitted
 
 VERSION_HEADER = "anthropic-version"
 _PATH = "/v1/messages"
@@ -79,7 +79,7 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     @router.post(f"{_PATH}/count_tokens", openapi_extra=operation(record({"input_tokens": WHOLE}), CountMessageTokensRequest))
     async def count_tokens(request: Request) -> Json:
-        return await read(backend, request, count)
+        return await read_permitted(backend, request, count)
 
     def count(raw: bytes) -> Json:
         asked = parse_body(raw, CountMessageTokensRequest, backend.preparer.bounds.max_values).request()

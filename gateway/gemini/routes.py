@@ -11,7 +11,7 @@ from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.bodies import UNKNOWN_BYTES, parse_body
 from gateway.described import array, one_of, operation
-from gateway.exchange import Call, Endpoint, Json, Order, exchange, read
+from gateway.exchange import Call, Endpoint, Json, Order, exchange, read_permitted
 from gateway.gemini import caches
 from gateway.gemini.answers import ContentFormat, count_json, error_json
 from gateway.gemini.described import CONTENT, COUNT
@@ -39,7 +39,7 @@ def routes(backend: ApiBackend) -> APIRouter:
         return await exchange(backend, request, STREAM)
 
     async def count_tokens(request: Request) -> Json:
-        asked, num_tokens = await read(backend, request, lambda raw: count(raw, request.path_params["model"]))
+        asked, num_tokens = await read_permitted(backend, request, lambda raw: count(raw, request.path_params["model"]))
         if not asked.cache.named:
             return count_json(num_tokens)
         whole, use = await backend.caches.applied(request.state.tenant, asked)

@@ -18,7 +18,7 @@ from gateway.caching.context import ContextCache, Meter, Status, Strength, messa
 from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, MAX_REPLICAS, Draft
 from gateway.conversation import MAX_TOOLS
 from gateway.described import ANY_OBJECT, NUMBER, TEXT, WHOLE, array, one_of, operation, record
-from gateway.exchange import Json, read
+from gateway.exchange import Json, read, read_permitted
 from gateway.fields import Body, Text
 from gateway.openai.messages import ChatMessage, ChatTool
 from gateway.openai.requests import ChatCompletionRequest
@@ -132,7 +132,7 @@ def _route_caches(router: APIRouter, api: _CachingApi) -> None:
         "/v1/tokenizers/estimate-token-count", openapi_extra=operation(record({"data": record({"total_tokens": WHOLE})}), TokenCountRequest)
     )
     async def count(request: Request) -> Json:
-        return {"data": {"total_tokens": await read(api.backend, request, api.counted)}}
+        return {"data": {"total_tokens": await read_permitted(api.backend, request, api.counted)}}
 
     @router.post("/v1/caching", openapi_extra=operation(_CACHE, CachingRequest))
     async def create(request: Request) -> Json:

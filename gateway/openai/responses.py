@@ -14,7 +14,7 @@ from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body
 from gateway.described import FLAG, TEXT, operation
-from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read, server_sent
+from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read_permitted, server_sent
 from gateway.openai.answers import error_body, token_json
 from gateway.openai.described import INPUT_TOKENS, ITEM, RESPONSE, deleted, listed
 from gateway.openai.pages import ORDER, limit_of, order_of
@@ -172,7 +172,7 @@ class _ResponsesApi:
         def parse(raw: bytes) -> tuple[InputTokensRequest, int]:
             return parse_body(raw, InputTokensRequest, preparer.bounds.max_values), len(raw)
 
-        body, num_bytes = await read(self._backend, request, parse)
+        body, num_bytes = await read_permitted(self._backend, request, parse)
         preparer.check_model(body.model)
         found = await self._found(body, request.state.tenant) if _refers(body) else _NOTHING
 

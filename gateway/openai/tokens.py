@@ -12,7 +12,7 @@ from gateway.api_request import ApiRequest, Conversation, Texts
 from gateway.bodies import parse_body
 from gateway.conversation import MAX_TOOLS
 from gateway.described import operation
-from gateway.exchange import Json, read
+from gateway.exchange import Json, read_permitted
 from gateway.fields import Body, Flag, JsonObject, NeutralFalse, NeutralObject, OnlyNeutral, Text, default_when_null
 from gateway.openai.described import DETOKENIZED, TOKENIZED
 from gateway.openai.messages import ChatMessage, ChatTool, conversation
@@ -81,10 +81,10 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     @router.post("/tokenize", openapi_extra=operation(TOKENIZED, TokenizeRequest))
     async def tokenize(request: Request) -> Json:
-        return await read(backend, request, tokenized)
+        return await read_permitted(backend, request, tokenized)
 
     @router.post("/detokenize", openapi_extra=operation(DETOKENIZED, DetokenizeRequest))
     async def detokenize(request: Request) -> Json:
-        return await read(backend, request, detokenized)
+        return await read_permitted(backend, request, detokenized)
 
     return router

@@ -291,6 +291,22 @@ async def test_a_key_opens_and_lists_the_models_it_is_for(office: Office) -> Non
             assert len((await http.get("/v1/models", headers={header: "x"})).json()[name]) == 1
 
 
+async def test_a_key_counts_with_the_models_it_is_for(office: Office) -> None:
+    other, this = await office.key("acme", models=("another",)), await office.key("acme", models=(MODEL,))
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "high water"}]}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", chat),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/messages/count_tokens", chat),
+        (f"/v1beta/models/{MODEL}:countTokens", {"contents": [{"parts": [{"text": "high water"}]}]}),
+        ("/v1/tokenizers/estimate-token-count", chat),
+        ("/v1/responses/input_tokens", {"model": MODEL, "input": "high water"}),
+    ]
+    for key, status in ((other, 404), (this, 200)):
+        async with office.http(0, key) as http:
+            assert [(await http.post(path, json=body)).status_code for path, body in asked] == [status] * len(asked)
+
+
 async def test_a_key_makes_and_finds_context_caches_of_the_models_it_is_for(office: Office) -> None:
     other, this = await office.key("acme", models=("another",)), await office.key("acme", models=(MODEL,))
     long = "The sea is wide, and the tide comes in. " * 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.turns import BATCH_TARGET_S, FIRST_BATCH_BYTES, MAX_BATCH_BYTES, MIN_BATCH_BYTES, Transfer, Turn, Turns
+from kvstore.core.turns import BATCH_TARGET_S, FIRST_BATCH_BYTES, MAX_BATCH_BYTES, MIN_BATCH_BYTES, SMALL_BYTES, Transfer, Turn, Turns
 
 MIB = 1 << 20
 
@@ -136,11 +136,12 @@ def test_a_way_that_has_become_slow_is_not_filled_with_what_it_took_before() -> 
     let_in = [turns.next(float(second)) for second in range(10, 20)]
     assert let_in == [asked[0], *[None] * 9]
     assert asked[0].num_bytes == FIRST_BATCH_BYTES, "as much of it as goes now, not as went when it was asked for"
-    short = [turns.ask(Transfer(20.0, 16 << 10), pieces(16 << 10)) for _ in range(2)]
-    assert turns.next(20.0) is short[0] and turns.next(20.0) is None
-    short[0].moved = 16 << 10
+    num_beside = FIRST_BATCH_BYTES // SMALL_BYTES
+    short = [turns.ask(Transfer(20.0, SMALL_BYTES), pieces(SMALL_BYTES)) for _ in range(num_beside + 1)]
+    assert [turns.next(20.0) for _ in short] == [*short[:num_beside], None]
+    short[0].moved = SMALL_BYTES
     turns.end(short[0], 20.1)
-    assert turns.next(20.1) is short[1] and turns.next(20.1) is None
+    assert turns.next(20.1) is short[num_beside] and turns.next(20.1) is None
 
 
 def test_a_small_batch_that_was_quick_or_slow_by_chance_changes_little() -> None:
