@@ -30,6 +30,8 @@ _MADV_POPULATE_WRITE = 23
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER = 1 << 16
 _MAX_SOCKET_PATH = 107
+KERNEL_MAKES_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+"""Whether the kernel makes huge pages of memory that is shared: not at all where `never` or `deny` is chosen, as most systems do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,15 @@ class MemoryHeader:
 
 def _padded(num_bytes: int, unit: int) -> int:
     return -(-num_bytes // unit) * unit
+
+
+def kernel_makes_huge_pages(setting: Path = KERNEL_MAKES_HUGE) -> bool:
+    """Whether memory made here, which asks for it, gets huge pages without their being reserved."""
+    try:
+        chosen = setting.read_text()
+    except OSError:
+        return False
+    return not any(f"[{word}]" in chosen for word in ("never", "deny"))
 
 
 class SharedMemory:

@@ -193,8 +193,8 @@ class KVConfig(Section):
     hugepages: ByteSizeOrNone = Field(
         0,
         description="size of the pages that arenas are made of, such as 2MiB or 1GiB: a machine must have as many of them reserved "
-        "(`vm.nr_hugepages`) as its nodes' arenas take, and one more for each. 0: usual pages, of which the kernel makes larger ones as "
-        "it can",
+        "(`vm.nr_hugepages`) as its nodes' arenas take, and one more for each. 0: usual pages, of which the kernel makes larger ones where "
+        "`/sys/kernel/mm/transparent_hugepage/shmem_enabled` has `advise`",
     )
     transports: tuple[TransportName, ...] | None = Field(None, min_length=1, description="best first; default: all that the machine has")
     rdma_devices: tuple[str, ...] = Field((), description="such as `mlx5_0`, or `mlx5_0:1` for one of its ports; default: all active ones")

@@ -28,6 +28,7 @@ from kvstore.server.transfer.promotion import Promotion
 from kvstore.server.transfer.replication import Replicator
 from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
+from messenger.arena_memory import KERNEL_MAKES_HUGE, kernel_makes_huge_pages
 from messenger.base import Endpoint, Identity
 from springtide.clock import MonotonicClock
 from springtide.ids import AttemptId, Incarnation, Slot, new_incarnation
@@ -123,6 +124,8 @@ class Store:
             asyncio.create_task(self.shared.peers.observe(), name="observe pauses"),
         ]
         logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self._arena.bytes_per_slot, self.address)
+        if not self.options.hugepages and not kernel_makes_huge_pages():
+            logger.info("the arena has small pages, which are slower: set kv.hugepages, or write `advise` into %s", KERNEL_MAKES_HUGE)
         return endpoint
 
     async def run(self) -> None:

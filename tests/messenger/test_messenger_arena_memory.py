@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from messenger_support import open_files
 
-from messenger.arena_memory import FdServer, SharedMemory, attach_session
+from messenger.arena_memory import FdServer, SharedMemory, attach_session, kernel_makes_huge_pages
 from springtide.errors import NoMemory, PeerLost
 from tests.support.hugepages import HUGEPAGE_BYTES, reserved
 
@@ -203,3 +204,20 @@ async def test_huge_pages_are_whole_and_go_with_the_memory(tmp_path: Path) -> No
 def test_huge_pages_that_nobody_has_reserved_are_not_to_be_had() -> None:
     with reserved(1), pytest.raises(NoMemory, match="Cannot allocate memory"):
         SharedMemory.create(1, 1 << 40, 1, hugepages=HUGEPAGE_BYTES)
+
+
+@pytest.mark.parametrize(("setting", "makes"), [("always within_size [advise] never deny force", True), ("always [never] advise", False)])
+def test_what_the_kernel_does_with_memory_that_is_shared_is_read(tmp_path: Path, setting: str, makes: bool) -> None:
+    (tmp_path / "shmem_enabled").write_text(f"{setting}\n")
+    assert kernel_makes_huge_pages(tmp_path / "shmem_enabled") is makes
+    assert not kernel_makes_huge_pages(tmp_path / "not there")
+
+
+def test_memory_has_huge_pages_where_the_kernel_is_said_to_make_them() -> None:
+    memory = SharedMemory.create(8, HUGEPAGE_BYTES, 1)
+    memory.region.memory[:] = 1
+    mapping = Path("/proc/self/smaps").read_text().partition("springtide-arena")[2]
+    huge = int(re.search(r"^ShmemPmdMapped: +(\d+) kB$", mapping, re.MULTILINE)[1])  # type: ignore[index]
+    del mapping
+    memory.close()
+    assert (huge > 0) is kernel_makes_huge_pages()
