@@ -173,8 +173,10 @@ def _beside(name: str, figure: Reading, case: str, ours: Sequence[float], theirs
         wanted = None
     met = None if wanted is None else ratio >= wanted
     shown = ratio if ratio is not None and math.isfinite(ratio) else None
-    spread = min(mine), max(mine)
-    return [Row(name, figure.unit, median(mine), spread, peer, VLLM, shown, wanted, met, case=case, rounds=len(mine))]
+    spreads = [(min(values), max(values)) if values else None for values in (mine, peers)]
+    return [
+        Row(name, figure.unit, median(mine), spreads[0], peer, VLLM, shown, wanted, met, case, peer_spread=spreads[1], rounds=len(mine))
+    ]
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> float | None:
