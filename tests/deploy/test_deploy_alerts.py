@@ -299,6 +299,113 @@ def test_an_alert_fires_on_what_it_is_for_and_is_quiet_else(case: Case, tmp_path
     accepts("promtool", "test", "rules", tmp_path / "test.yaml")
 
 
+# ---- each pair of windows of the error budget's ----
+
+HOUR = 60
+FAST, SLOWLY = "SpringtideErrorBudgetBurnsFast", "SpringtideErrorBudgetBurnsSlowly"
+
+
+@dataclass(frozen=True)
+class Time:
+    """So many minutes, with so many generations in each, of which this share misses."""
+
+    minutes: int
+    missed: float = 0.0
+    generations: int = 100
+
+
+@dataclass(frozen=True)
+class Burn:
+    """What an alert says at the end of it all."""
+
+    name: str
+    alert: str
+    fires: bool
+    times: tuple[Time, ...]
+
+    @property
+    def step(self) -> int:
+        """Minutes from one sample to the next: days of them are read for each of the long windows."""
+        return 1 if self.alert == FAST else 5
+
+    @property
+    def ends_at(self) -> int:
+        """In minutes, when the last sample is taken."""
+        return sum(time.minutes for time in self.times) - self.step
+
+    def series(self) -> list[dict[str, str]]:
+        """Both counters."""
+        met, missed = [], []
+        counts = [0, 0]
+        for time in self.times:
+            rises = round(time.generations * (1 - time.missed)) * self.step, round(time.generations * time.missed) * self.step
+            times = time.minutes // self.step
+            for sequence, count, rise in zip((met, missed), counts, rises, strict=True):
+                sequence.append(f"{count + rise}+{rise}x{times - 1}")
+            counts = [count + rise * times for count, rise in zip(counts, rises, strict=True)]
+        return generations(" ".join(met), " ".join(missed))
+
+
+CLEAN_6H, CLEAN_DAY, CLEAN_3D = Time(6 * HOUR), Time(24 * HOUR), Time(72 * HOUR)
+BUSY_2D = Time(48 * HOUR, generations=1000)
+"""Beside which what a quiet day misses is little: three days' share stays within the budget."""
+BURNS = (
+    Burn("1 h and 5 min", FAST, True, (CLEAN_6H, Time(65, 0.2))),
+    Burn("1 h and 5 min, over by now", FAST, False, (CLEAN_6H, Time(HOUR, 0.2), Time(8))),
+    Burn("1 h and 5 min, for minutes alone", FAST, False, (CLEAN_6H, Time(20, 0.2))),
+    Burn("6 h, 30 min and 5 min", FAST, True, (Time(7 * HOUR, 0.08),)),
+    Burn("6 h, 30 min and 5 min, once more for minutes", FAST, False, (Time(7 * HOUR, 0.08), Time(40), Time(7, 0.08))),
+    Burn("6 h, 30 min and 5 min, over for minutes", FAST, False, (Time(7 * HOUR, 0.12), Time(8))),
+    Burn("6 h, 30 min and 5 min, for an hour alone", FAST, False, (CLEAN_6H, Time(HOUR, 0.1))),
+    Burn("1 d and 2 h", SLOWLY, True, (BUSY_2D, Time(25 * HOUR, 0.04))),
+    Burn("1 d and 2 h, over by now", SLOWLY, False, (BUSY_2D, Time(24 * HOUR, 0.05), Time(150))),
+    Burn("1 d and 2 h, for hours alone", SLOWLY, False, (BUSY_2D, CLEAN_DAY, Time(4 * HOUR, 0.1))),
+    Burn("3 d and 6 h", SLOWLY, True, (Time(74 * HOUR, 0.02),)),
+    Burn("3 d and 6 h, over by now", SLOWLY, False, (Time(72 * HOUR, 0.02), Time(7 * HOUR))),
+    Burn("3 d and 6 h, for a day's part alone", SLOWLY, False, (CLEAN_3D, Time(8 * HOUR, 0.04))),
+)
+"""Where one fires, the shares of all other pairs are below what these fire at."""
+PAIRS = {
+    "1 h and 5 min": (FAST, ("1h", "5m"), 14.4),
+    "6 h, 30 min and 5 min": (FAST, ("6h", "30m", "5m"), 6),
+    "1 d and 2 h": (SLOWLY, ("1d", "2h"), 3),
+    "3 d and 6 h": (SLOWLY, ("3d", "6h"), 1),
+}
+
+
+@pytest.mark.parametrize("burn", BURNS, ids=[burn.name for burn in BURNS])
+def test_each_pair_of_windows_fires_by_itself_and_is_quiet_once_it_is_over(burn: Burn, tmp_path: Path) -> None:
+    bare = rules()
+    for rule in alerts(bare):
+        rule["annotations"] = {}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(bare))
+    (rule,) = [rule for rule in alerts(bare) if rule["alert"] == burn.alert]
+    told = [{"exp_labels": {**rule["labels"], **CLUSTER, "objective": "goodput"}}] if burn.fires else []
+    asked = {"eval_time": f"{burn.ends_at}m", "alertname": burn.alert, "exp_alerts": told}
+    # By which pair, and by none besides: each condition as it stands by then.
+    over = [
+        {"expr": f"count({_over(pair)}) or vector(0)", "eval_time": f"{burn.ends_at}m", "exp_samples": [{"labels": "{}", "value": met}]}
+        for pair, met in ((pair, int(burn.fires and pair == burn.name)) for pair in PAIRS)
+        if PAIRS[pair][0] == burn.alert
+    ]
+    test = {"interval": f"{burn.step}m", "input_series": burn.series(), "alert_rule_test": [asked], "promql_expr_test": over}
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": f"{burn.step}m", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(tests))
+    accepts("promtool", "test", "rules", tmp_path / "test.yaml")
+
+
+def _over(pair: str) -> str:
+    _, windows, times = PAIRS[pair]
+    return " and ".join(f'springtide:slo_errors:ratio_rate{window}{{objective="goodput"}} > {times} * 0.01' for window in windows)
+
+
+def test_every_window_of_an_alert_is_of_a_pair() -> None:
+    for alert in (FAST, SLOWLY):
+        (rule,) = [rule for rule in alerts(rules()) if rule["alert"] == alert]
+        windows = [window for of, windows, _ in PAIRS.values() if of == alert for window in windows]
+        assert re.findall(r"ratio_rate(\w+)", rule["expr"]) == windows
+
+
 def test_every_alert_has_a_case() -> None:
     assert {case.alert for case in CASES} == {rule["alert"] for rule in alerts(rules())}
 
