@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +15,12 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
+from engine.backends import choice as backends
 from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import Grammar, SamplingParams, TokenIds
+from tests.support import cpu_as_device, flashinfer_twin
 from tests.support.engine_nodes import EOS, EngineNodes
 from tests.support.models import make_tiny_llama
 from tests.support.waiting import until
@@ -60,6 +63,26 @@ async def test_outputs_satisfy_their_schema_and_go_on_elsewhere_as_they_would_ha
                 rest = await gateway.run([*PROMPT, *whole[:split]], replace(HELD, seed=3), num_prompt_tokens=len(PROMPT), inlined=inlined)
                 assert (rest.token_ids, rest.finish) == (whole[split:], Finish.STOP)
         assert (await gateway.run(PROMPT, replace(HELD, seed=3), inlined=True)).token_ids == whole
+        await nodes.all_slots_given_back()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "flashinfer"])
+async def test_outputs_of_nodes_with_devices_satisfy_their_schema_too(
+    tmp_path: Path, model: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is the CPU, the pages of the KV cache lie apart from the arena, and what attends in them is torch or FlashInfer's twin."""
+    cpu_as_device.use(monkeypatch.setattr)
+    if kernels == "flashinfer":
+        monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_twin)
+        monkeypatch.setattr(backends, "choose", lambda config, dtype, kernels, device: backends.flashinfer(device))
+    async with EngineNodes(tmp_path, model, prefill=1, decode=1, kv=KV) as nodes:
+        gateway, tokenizer = nodes.gateway, load_tokenizer(nodes.info)
+        free = asyncio.create_task(gateway.run(PROMPT, replace(HELD, grammar=Grammar(), max_tokens=80, ignore_eos=True)))
+        outcomes = await asyncio.gather(*(gateway.run(PROMPT, replace(HELD, seed=seed)) for seed in range(8)))
+        for outcome in outcomes:
+            assert outcome.finish is Finish.STOP
+            jsonschema.validate(json.loads(tokenizer.decode(outcome.token_ids)), SCHEMA)
+        assert len((await free).token_ids) == 80
         await nodes.all_slots_given_back()
 
 
