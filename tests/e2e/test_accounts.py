@@ -27,10 +27,13 @@ from springtide.errors import Unavailable
 from springtide.rpc import inference_pb2, inference_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
 
 MODEL = "demo"
 PROMPT = [7 + number % 900 for number in range(300)]
 OUTPUT_TOKENS = 4
+BLOCK_TOKENS = 32
+UNKNOWN_CACHE = "cache-0123456789abcdef01234567"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Place:
             server={"separate_gateway": True, **files},
             served_model_name=MODEL,
             run_dir=str(self.directory / "run"),
-            kv={"arena_size": "128MiB", "block_tokens": 32},
+            kv={"arena_size": "128MiB", "block_tokens": BLOCK_TOKENS},
             max_context=1000,
         )
 
@@ -82,6 +85,33 @@ class Tenant:
         began = time.monotonic()
         assert self.ask(cluster, prompt=prompt, max_tokens=1).status_code == 200
         return time.monotonic() - began
+
+    def keep(self, cluster: Cluster, text: str) -> tuple[dict[str, Any], float]:
+        """A new context cache of the text, and the seconds until it was ready."""
+        with self.http(cluster) as http:
+            began = time.monotonic()
+            answer = http.post("/v1/caching", json={"model": MODEL, "messages": [{"role": "system", "content": text}]})
+            assert answer.status_code == 200, answer.text
+            path = f"/v1/caching/{answer.json()['id']}"
+            wait_until(lambda: http.get(path).raise_for_status().json()["status"] == "ready", "the context cache to be ready")
+            took_s = time.monotonic() - began
+            return dict(http.get(path).json()), took_s
+
+    def let_go(self, cluster: Cluster, *caches: dict[str, Any]) -> None:
+        with self.http(cluster) as http:
+            for cache in caches:
+                http.delete(f"/v1/caching/{cache['id']}").raise_for_status()
+
+    def ask_with(self, cluster: Cluster, cache_id: str, text: str) -> tuple[httpx.Response, float]:
+        """The answer to a question after the text, of which that context cache is named, and the seconds that it took."""
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "Well?"}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 1, "ignore_eos": True, "temperature": 0}
+        with self.http(cluster) as http:
+            began = time.monotonic()
+            answer = http.post("/v1/chat/completions", json=body, headers={"x-msh-context-cache": cache_id})
+            took_s = time.monotonic() - began
+        assert answer.status_code == 200, answer.text
+        return answer, took_s
 
     def status(self, cluster: Cluster) -> int:
         with self.http(cluster) as http:
@@ -156,6 +186,57 @@ def test_two_tenants_cannot_tell_by_the_time_what_the_other_has_asked(cluster: C
         own.append(acme.seconds(cluster, prompt))
     assert median(others) > 0.5 * median(new)
     assert median(others) > 2 * median(own), "otherwise nothing would have been seen"
+
+
+def test_two_tenants_cannot_tell_by_the_time_what_the_other_has_in_a_context_cache(cluster: Cluster, place: Place) -> None:
+    """To keep what another tenant keeps, and to ask with it, by its cache's very name, is as with what is new: it is computed, is answered
+    in the same form and takes as long, which is much longer than with what the tenant keeps itself."""
+    acme, zeta = Tenant.made(cluster, place, "acme"), Tenant.made(cluster, place, "zeta")
+    keeping: dict[str, list[float]] = {"new": [], "other's": [], "own": []}
+    asking: dict[str, list[float]] = {"new": [], "other's": [], "own": []}
+
+    def rules(number: int) -> str:
+        """Some 800 tokens, that no other number's begin with."""
+        return f"House number {100 + number}. " + "The tide comes in, and it goes out. " * 80
+
+    def keep(tenant: Tenant, whose: str, text: str) -> tuple[dict[str, Any], int]:
+        """The cache, and how many tokens were computed for it."""
+        before = cluster.metric("prefill-0", "springtide_prefill_tokens_total")
+        cache, took_s = tenant.keep(cluster, text)
+        keeping[whose].append(took_s)
+        return cache, int(cluster.metric("prefill-0", "springtide_prefill_tokens_total") - before)
+
+    def ask(tenant: Tenant, whose: str, cache_id: str, text: str) -> tuple[dict[str, Any], list[str]]:
+        """What was used, and the names of the answer's headers."""
+        answer, took_s = tenant.ask_with(cluster, cache_id, text)
+        asking[whose].append(took_s)
+        return answer.json()["usage"], sorted(answer.headers)
+
+    def form(cache: dict[str, Any]) -> dict[str, Any]:
+        """What two caches of the same text have in common."""
+        return {name: value for name, value in cache.items() if name not in ("id", "created_at", "expired_at")}
+
+    for number in range(5):
+        (acmes, new), (zetas, others), (again, own) = (
+            keep(tenant, whose, rules(3 * number)) for tenant, whose in ((acme, "new"), (zeta, "other's"), (acme, "own"))
+        )
+        assert new == others > acmes["tokens"] - 2 * BLOCK_TOKENS and own <= BLOCK_TOKENS, (new, others, own)
+        assert form(acmes) == form(zetas) == form(again)
+        zeta.let_go(cluster, zetas)
+        acme.let_go(cluster, acmes, again)
+
+        acmes, _ = keep(acme, "new", rules(3 * number + 1))
+        as_with_others = ask(zeta, "other's", acmes["id"], rules(3 * number + 1))
+        as_with_new = ask(zeta, "new", UNKNOWN_CACHE, rules(3 * number + 2))
+        as_with_own, _ = ask(acme, "own", acmes["id"], rules(3 * number + 1))
+        assert as_with_others == as_with_new and as_with_new[0]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert as_with_own["prompt_tokens_details"]["cached_tokens"] > acmes["tokens"] - 2 * BLOCK_TOKENS
+        acme.let_go(cluster, acmes)
+    for seconds in (keeping, asking):
+        new_s, others_s, own_s = (median(seconds[whose]) for whose in ("new", "other's", "own"))
+        print(f"new {new_s:.3f} s, the other's {others_s:.3f} s, own {own_s:.3f} s")
+        assert others_s > 0.5 * new_s
+        assert others_s > 2 * own_s, "otherwise nothing would have been seen"
 
 
 def test_a_revoked_key_is_refused_over_http_and_grpc_within_a_second(cluster: Cluster, place: Place) -> None:
