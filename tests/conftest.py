@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -12,7 +11,6 @@ from messenger.rdma.ports import rdma_problem
 from tests.support.netns import Namespace, Switch, Unavailable
 from tests.support.tally import Tally
 
-Made = TypeVar("Made", Namespace, Switch)
 _INJECTED = "injected faults"
 """The property of a test's report in which its line travels."""
 
@@ -47,24 +45,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=problem))
 
 
-def made_here(make: Callable[[], Made]) -> Made:
-    """Skips the test where this machine or user cannot have it."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _skipped_where_unavailable())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _skipped_where_unavailable())
+
+
+def _skipped_where_unavailable() -> Generator[None, object, object]:
+    """A test, or a fixture of it, need not say what becomes of it where this machine or user cannot have the networks that it wants."""
     try:
-        return make()
+        return (yield)
     except Unavailable as why:
         pytest.skip(str(why))
 
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    with closing(made_here(Namespace)) as made:
+    with closing(Namespace()) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def switch() -> Iterator[Switch]:
     """What namespaces are plugged into that reach each other by their addresses."""
-    with closing(made_here(Switch)) as made:
+    with closing(Switch()) as made:
         yield made
 
 

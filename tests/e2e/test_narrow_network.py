@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.generate import Generated, generate
 from tests.support.models import make_tiny_llama
-from tests.support.netns import Switch, Unavailable
+from tests.support.netns import Switch
 from tests.support.reference import Reference, random_prompt
 from tests.support.scattered import ScatteredCluster
 
@@ -63,26 +63,23 @@ class Asked:
 def test_a_flood_on_a_narrow_network_costs_no_attempt_and_holds_no_stream_up(switch: Switch, model: Path, mbit_per_s: int) -> None:
     """Short prompts, that come while long ones are handed over, do not wait for these."""
     reference = Reference.from_directory(model)
-    try:
-        with ScatteredCluster(switch, model, **SETTINGS) as cluster, ThreadPoolExecutor(32) as threads:
-            streams = [Asked(cluster, seed, 50, STREAM_TOKENS) for seed in range(NUM_STREAMS)]
-            answers = {asked: threads.submit(asked.run) for asked in streams}
-            assert all(asked.begun.wait(60) for asked in streams)
-            for part in ("prefill-0", "decode"):
-                cluster.networks[part].slow(mbit_per_s)
-            flood = [Asked(cluster, 100 + number, FLOOD_TOKENS, 4) for number in range(NUM_FLOOD)]
-            answers |= {asked: threads.submit(asked.run) for asked in flood}
-            assert all(asked.begun.wait(120) for asked in flood[:2]), "nothing is computed"
-            short = [Asked(cluster, 200 + number, 40, 4) for number in range(NUM_SHORT)]
-            answers |= {asked: threads.submit(asked.run) for asked in short}
-            tokens = {asked: answer.result().token_ids for asked, answer in answers.items()}
-            failed = cluster.metric("gateway", "springtide_gateway_failed_attempts_total")
-            num_bytes = cluster.metric("store", "springtide_messenger_bytes_total", {"transport": "tcp", "direction": "write"})
-            for part in ("prefill-0", "decode"):
-                cluster.networks[part].slow(4000)
-            calm = [generate(cluster.grpc_address, cluster.model, asked.prompt, asked.num_tokens).token_ids for asked in streams]
-    except Unavailable as why:
-        pytest.skip(str(why))
+    with ScatteredCluster(switch, model, **SETTINGS) as cluster, ThreadPoolExecutor(32) as threads:
+        streams = [Asked(cluster, seed, 50, STREAM_TOKENS) for seed in range(NUM_STREAMS)]
+        answers = {asked: threads.submit(asked.run) for asked in streams}
+        assert all(asked.begun.wait(60) for asked in streams)
+        for part in ("prefill-0", "decode"):
+            cluster.networks[part].slow(mbit_per_s)
+        flood = [Asked(cluster, 100 + number, FLOOD_TOKENS, 4) for number in range(NUM_FLOOD)]
+        answers |= {asked: threads.submit(asked.run) for asked in flood}
+        assert all(asked.begun.wait(120) for asked in flood[:2]), "nothing is computed"
+        short = [Asked(cluster, 200 + number, 40, 4) for number in range(NUM_SHORT)]
+        answers |= {asked: threads.submit(asked.run) for asked in short}
+        tokens = {asked: answer.result().token_ids for asked, answer in answers.items()}
+        failed = cluster.metric("gateway", "springtide_gateway_failed_attempts_total")
+        num_bytes = cluster.metric("store", "springtide_messenger_bytes_total", {"transport": "tcp", "direction": "write"})
+        for part in ("prefill-0", "decode"):
+            cluster.networks[part].slow(4000)
+        calm = [generate(cluster.grpc_address, cluster.model, asked.prompt, asked.num_tokens).token_ids for asked in streams]
     gaps = {what: [round(asked.longest_gap_s, 2) for asked in some] for what, some in (("streams", streams), ("short prompts", short))}
     print(f"{mbit_per_s} Mbit/s: longest gaps {gaps} s")
     assert max(itertools.chain(*gaps.values())) <= GAP_S, gaps

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.generate import Generated, generate
 from tests.support.models import make_tiny_llama
-from tests.support.netns import Switch, Unavailable
+from tests.support.netns import Switch
 from tests.support.reference import Reference, random_prompt
 from tests.support.scattered import ScatteredCluster
 
@@ -31,11 +31,8 @@ def reference(model: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def cluster(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
-    try:
-        with ScatteredCluster(switch, model, **SETTINGS) as cluster:
-            yield cluster
-    except Unavailable as why:
-        pytest.skip(str(why))
+    with ScatteredCluster(switch, model, **SETTINGS) as cluster:
+        yield cluster
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -95,16 +92,13 @@ def test_a_prefill_group_with_each_stage_in_a_network_of_its_own_is_exact(
     prompt, others = prompt_of(5, 500), [prompt_of(seed, 500) for seed in range(6, 10)]
     settings = {**SETTINGS, "prefill_node.chunk_tokens": 128, "kv.arena_size": "512KiB"}
     settings |= {"kv.ssd_dir": str(tmp_path), "kv.ssd_size": "64MiB", "kv.demote_below": 1.0, "kv.demote_until": 1.0}
-    try:
-        with ScatteredCluster(switch, model, stages=3, **settings) as cluster:
-            cold, cached = ask(cluster, prompt), ask(cluster, prompt)
-            cluster.lose_blocks_of_group()
-            remote = ask(cluster, prompt)
-            fetched = cluster.metric("prefill", "springtide_prefill_cached_tokens_total", {"source": "fetched"})
-            first, again = [ask(cluster, other) for other in others], [ask(cluster, other) for other in others]
-            read_bytes = cluster.metric("layer-store", "springtide_store_ssd_read_bytes_total")
-    except Unavailable as why:
-        pytest.skip(str(why))
+    with ScatteredCluster(switch, model, stages=3, **settings) as cluster:
+        cold, cached = ask(cluster, prompt), ask(cluster, prompt)
+        cluster.lose_blocks_of_group()
+        remote = ask(cluster, prompt)
+        fetched = cluster.metric("prefill", "springtide_prefill_cached_tokens_total", {"source": "fetched"})
+        first, again = [ask(cluster, other) for other in others], [ask(cluster, other) for other in others]
+        read_bytes = cluster.metric("layer-store", "springtide_store_ssd_read_bytes_total")
     assert cold.token_ids == cached.token_ids == remote.token_ids == reference.greedy(prompt, OUTPUT_TOKENS)
     assert (cold.cached_tokens, cached.cached_tokens, remote.cached_tokens, fetched) == (0, 496, 496, 496)
     wanted = [reference.greedy(other, OUTPUT_TOKENS) for other in others]

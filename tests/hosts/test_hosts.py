@@ -26,7 +26,6 @@ from tests.support.clients import WORKERS, Load, Questions, ask, prompt_of
 from tests.support.cluster import members_of, metric_at
 from tests.support.generate import generate
 from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until, with_settings
-from tests.support.netns import Unavailable
 from tests.support.reference import Reference
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="wants root, for namespaces"), pytest.mark.timeout(420)]
@@ -121,10 +120,7 @@ def is_ready(gateway: str) -> bool:
 
 @pytest.fixture(scope="module")
 def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    try:
-        hosts = Hosts(("head", "edge", *ENGINES), tmp_path_factory.mktemp("hosts"), MBIT_PER_S, DELAY_MS)
-    except Unavailable as why:
-        pytest.skip(str(why))
+    hosts = Hosts(("head", "edge", *ENGINES), tmp_path_factory.mktemp("hosts"), MBIT_PER_S, DELAY_MS)
     print(f"\nlinks of {MBIT_PER_S:g} Mbit/s, {DELAY_MS:g} ms each way")
     try:
         fleet = started(hosts, model)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.netns import Plugged, Switch, Unavailable
+from tests.support.netns import Plugged, Switch
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="wants root, for namespaces"), pytest.mark.timeout(60)]
@@ -35,11 +35,8 @@ with socket.create_server(("", {PORT})) as server:
 @pytest.fixture
 def far(switch: Switch) -> Iterator[Plugged]:
     """A namespace in which somebody listens."""
-    try:
-        network = switch.plug(DELAY_MS)
-        network.slow(MBIT_PER_S)
-    except Unavailable as why:
-        pytest.skip(str(why))
+    network = switch.plug(DELAY_MS)
+    network.slow(MBIT_PER_S)
     listening = subprocess.Popen([*network.prefix, sys.executable, "-c", TAKING])
     try:
         wait_until(lambda: reached(network), "somebody to listen")

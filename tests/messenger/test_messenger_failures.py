@@ -23,7 +23,7 @@ from messenger.shm import ShmTransport
 from messenger.tcp.transport import TcpTransport
 from springtide.errors import SpringtideError
 from springtide.ids import new_incarnation
-from tests.support.netns import Namespace, Unavailable
+from tests.support.netns import Namespace
 from tests.support.tally import Ended, Tally
 
 HALF = NUM_GRANULES // 2
@@ -184,10 +184,7 @@ async def test_a_slow_peer_misses_deadlines_alone_and_recovers(
     tally.injected["slowed to 4 Mbit/s"] += 1
 
     def slow_down() -> None:
-        try:
-            namespace.slow(4)
-        except Unavailable as why:
-            pytest.skip(str(why))
+        namespace.slow(4)
 
     await go_through(victim, bystander, tally, slow_down)
     namespace.slow(4000)

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import grpc
 import psutil
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
@@ -425,11 +424,8 @@ class Cluster:
 
 @contextmanager
 def cluster_of(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
-    """A cluster in which nothing runs yet. Skips the test where there can be none."""
-    try:
-        cluster = Cluster(directory)
-    except Unavailable as error:
-        pytest.skip(str(error))
+    """A cluster in which nothing runs yet. Raises netns.Unavailable."""
+    cluster = Cluster(directory)
     try:
         cluster.upgrade(objects)
         yield cluster

@@ -18,7 +18,7 @@ _SWITCH_NETWORK = 192
 
 
 class Unavailable(Exception):
-    """This machine or user cannot make network namespaces."""
+    """This machine or user cannot make network namespaces: the test that wants them is skipped (tests/conftest.py)."""
 
 
 class Network:
