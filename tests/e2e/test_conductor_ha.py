@@ -1,9 +1,10 @@
-"""Two Conductors, one leads: whatever happens to it, each accepted request gets exactly one terminal reply, and the other takes over."""
+"""Two Conductors, one leads: whatever happens to it, each accepted request gets exactly one terminal reply, and soon the other leads."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -21,12 +22,16 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from deploy.local.plan import VALKEY_DIRECTORY
+from gateway.app import TAKE_OVER_S
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import connect
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, hanging
+from tests.support.gaps import LONGEST_GAP_S, streams_while
+from tests.support.models import make_tiny_llama
 from tests.support.reference import random_prompt
 from tests.support.scheduling import asking
 from tests.support.waiting import wait_until
@@ -36,13 +41,25 @@ pytestmark = pytest.mark.alone
 NUM_CLIENTS = 3
 OUTPUT_TOKENS = 12
 LEASE_S = 2.0
+STREAM_TOKENS = 1200
+"""For longer than it takes until another leads."""
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    conductor = {"replicas": 2, "leader_lease_s": LEASE_S}
-    with Cluster(prefill=1, decode=1, conductor=conductor, kv={"arena_size": "256MiB"}) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8, "max_position_embeddings": 8192}
+    model = make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", **shape)
+    with Cluster(
+        model=str(model),
+        dtype="float32",
+        prefill=1,
+        decode=1,
+        prefill_node={"threads": 1},
+        decode_node={"threads": 1},
+        conductor={"replicas": 2, "leader_lease_s": LEASE_S},
+        kv={"arena_size": "256MiB"},
+    ) as cluster:
         yield cluster
 
 
@@ -73,7 +90,7 @@ class Load:
             self.ends.append(self._stream(1000 * client + turn))
 
     def _stream(self, seed: int) -> StreamEnd:
-        request = {"model": self.cluster.model, "prompt": random_prompt(seed, length=40), "max_tokens": OUTPUT_TOKENS}
+        request = {"model": self.cluster.model, "prompt": random_prompt(seed, 40, 10, 250), "max_tokens": OUTPUT_TOKENS}
         request |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         tokens, terminals = 0, []
         sent_at, first_at = time.monotonic(), None
@@ -131,16 +148,37 @@ def load_on(cluster: Cluster) -> Iterator[Load]:
 
 def standings(cluster: Cluster) -> dict[str, conductor_pb2.ClusterStatus]:
     """What each Conductor that answers says of itself."""
-    said = {}
-    for member in cluster.members():
-        if member.role == "conductor":
-            with grpc.insecure_channel(member.address) as channel:
-                try:
-                    stub = conductor_pb2_grpc.ConductorStub(channel)
-                    said[member.member_id] = stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=1, metadata=cluster.metadata)
-                except grpc.RpcError:
-                    continue
-    return said
+    said = {name: standing(cluster, address) for name, address in conductors(cluster).items()}
+    return {name: status for name, status in said.items() if status is not None}
+
+
+def conductors(cluster: Cluster) -> dict[str, str]:
+    """Their names and addresses."""
+    return {member.member_id: member.address for member in cluster.members() if member.role == "conductor"}
+
+
+def standing(cluster: Cluster, address: str) -> conductor_pb2.ClusterStatus | None:
+    """What the Conductor there says of itself, if it answers."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            stub = conductor_pb2_grpc.ConductorStub(channel)
+            return stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=1, metadata=cluster.metadata)
+        except grpc.RpcError:
+            return None
+
+
+def leads(cluster: Cluster, address: str) -> bool:
+    return (status := standing(cluster, address)) is not None and status.leads
+
+
+def eligible_standby(cluster: Cluster, leader: str) -> str:
+    """The address of the other Conductor, once it has run for so long that it leaves the lease to nobody any more."""
+    ((name, address),) = wait_until(lambda: [each for each in conductors(cluster).items() if each[0] != leader])
+    pid = cluster.pid_of(name)
+    assert pid is not None
+    started_at = psutil.Process(pid).create_time()
+    wait_until(lambda: time.time() - started_at > 2 * (LEASE_S + TAKE_OVER_S))
+    return address
 
 
 def leader_of(cluster: Cluster) -> tuple[str, int]:
@@ -158,6 +196,29 @@ def leader_of(cluster: Cluster) -> tuple[str, int]:
 
 def shown_status(cluster: Cluster) -> str:
     return subprocess.check_output([sys.executable, "-m", "deploy.cli", "status", "--url", cluster.url], text=True)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_another_leads_soon_after_the_leader_is_gone_and_no_stream_stands_still_meanwhile(cluster: Cluster, how: str) -> None:
+    leader, _ = leader_of(cluster)
+    standby, pid = eligible_standby(cluster, leader), cluster.pid_of(leader)
+    assert pid is not None
+    took_s = 0.0
+
+    @contextmanager
+    def fault() -> Iterator[None]:
+        nonlocal took_s
+        began = time.monotonic()
+        with hanging([pid]) if how == "stopped" else contextlib.nullcontext(cluster.kill(leader)):
+            wait_until(lambda: leads(cluster, standby))
+            took_s = time.monotonic() - began
+            yield
+
+    gaps = streams_while(fault, cluster, STREAM_TOKENS)
+    print(f"{how}: another leads after {took_s:.2f} s, lease {LEASE_S:g} s; longest gaps {[round(gap, 2) for gap in gaps]} s")
+    assert took_s <= LEASE_S + TAKE_OVER_S
+    assert max(gaps) <= LONGEST_GAP_S
+    cluster.wait_ready(restarted=leader if how == "killed" else None)
 
 
 def test_a_killed_leader_costs_no_request(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -15,19 +15,17 @@ import psutil
 import pytest
 
 from tests.support.cluster import Cluster, hanging
+from tests.support.gaps import LONGEST_GAP_S, NUM_STREAMS, stream, streams_while
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
-from tests.support.netns import Switch, Unavailable
+from tests.support.netns import Switch
 from tests.support.reference import random_prompt
 from tests.support.scattered import ScatteredCluster
 from tests.support.stuck import stuck
 
 pytestmark = pytest.mark.alone
 
-LONGEST_GAP_S = 5.0
-"""The promise."""
 AnyCluster = Cluster | ScatteredCluster
-NUM_STREAMS = 4
 OUTPUT_TOKENS = 900
 
 
@@ -59,15 +57,12 @@ def cluster(model: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def scattered(model: Path) -> Iterator[ScatteredCluster]:
+def scattered(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
     """Each node in a network of its own."""
     settings = {"dtype": "float32", "prefill_node.chunk_tokens": 64, "kv.arena_size": "256MiB", "conductor.admission": "baseline"}
-    try:
-        with closing(Switch()) as switch, ScatteredCluster(switch, model, further=("prefill-1", "decode-1"), **settings) as cluster:
-            until_whole(cluster)
-            yield cluster
-    except Unavailable as why:
-        pytest.skip(str(why))
+    with ScatteredCluster(switch, model, further=("prefill-1", "decode-1"), **settings) as cluster:
+        until_whole(cluster)
+        yield cluster
 
 
 @contextmanager
@@ -81,18 +76,6 @@ def cut(cluster: ScatteredCluster, name: str) -> Iterator[None]:
         network.mend()
 
 
-def stream(cluster: AnyCluster, prompt: Sequence[int], num_tokens: int, on_token: Callable[[int], object]) -> tuple[list[int], float]:
-    """The tokens, and the longest time between two of them."""
-    came_at: list[float] = []
-
-    def note(count: int) -> None:
-        came_at.append(time.monotonic())
-        on_token(count)
-
-    tokens = generate(cluster.grpc_address, cluster.model, prompt, num_tokens, on_token=note).token_ids
-    return tokens, max(later - earlier for earlier, later in itertools.pairwise(came_at))
-
-
 def busiest(cluster: AnyCluster, role: str) -> str:
     """The instance that works for the most attempts, once one does."""
     cluster.wait_until(
@@ -103,28 +86,6 @@ def busiest(cluster: AnyCluster, role: str) -> str:
 
 def rescheduled(cluster: AnyCluster) -> float:
     return cluster.metric("gateway" if isinstance(cluster, ScatteredCluster) else "gateway-0", "springtide_gateway_reschedules_total")
-
-
-def streams_while(fault: Callable[[], AbstractContextManager[None]], cluster: AnyCluster, num_tokens: int = OUTPUT_TOKENS) -> list[float]:
-    """The longest gap of each of several streams, in the middle of which the fault begins. Asserts that every token is right."""
-    prompts = [random_prompt(seed, 300, 10, 250) for seed in range(NUM_STREAMS)]
-    in_flight = [Event() for _ in prompts]
-
-    def one(number: int) -> tuple[list[int], float]:
-        def on_token(count: int) -> None:
-            if count >= num_tokens // 9:
-                in_flight[number].set()
-
-        return stream(cluster, prompts[number], num_tokens, on_token)
-
-    with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
-        answers = [threads.submit(one, number) for number in range(NUM_STREAMS)]
-        assert all(begun.wait(60) for begun in in_flight)
-        with fault():
-            ends = [answer.result() for answer in answers]
-        calm = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, num_tokens).token_ids, prompts))
-    assert [tokens for tokens, _ in ends] == calm
-    return [gap for _, gap in ends]
 
 
 def pid_of(cluster: Cluster, name: str) -> int:
@@ -149,7 +110,7 @@ def until_whole(cluster: AnyCluster) -> None:
 @pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])
 def test_streams_go_on_elsewhere_when_what_they_are_at_hangs(cluster: Cluster, part: str) -> None:
     before = rescheduled(cluster)
-    gaps = streams_while(lambda: hanging([pid_of(cluster, busiest(cluster, "decode") + part)]), cluster)
+    gaps = streams_while(lambda: hanging([pid_of(cluster, busiest(cluster, "decode") + part)]), cluster, OUTPUT_TOKENS)
     print(f"decode{part}: longest gaps {[round(gap, 2) for gap in gaps]} s")
     assert rescheduled(cluster) > before, "nothing was where it hung"
     assert max(gaps) <= LONGEST_GAP_S
@@ -159,7 +120,7 @@ def test_streams_go_on_elsewhere_when_what_they_are_at_hangs(cluster: Cluster, p
 def test_streams_go_on_elsewhere_when_the_thread_is_stuck_that_computes_them(cluster: Cluster) -> None:
     """The engine's other threads go on, and talk."""
     before = rescheduled(cluster)
-    gaps = streams_while(lambda: stuck(pid_of(cluster, busiest(cluster, "decode"))), cluster)
+    gaps = streams_while(lambda: stuck(pid_of(cluster, busiest(cluster, "decode"))), cluster, OUTPUT_TOKENS)
     print(f"decode, a thread: longest gaps {[round(gap, 2) for gap in gaps]} s")
     assert rescheduled(cluster) > before, "nothing was where it was stuck"
     assert max(gaps) <= LONGEST_GAP_S
@@ -215,7 +176,7 @@ def test_a_prompt_is_handed_over_elsewhere_when_the_store_that_takes_it_hangs(cl
 
 def test_streams_go_on_elsewhere_when_their_decode_node_is_cut_off(scattered: ScatteredCluster) -> None:
     before = rescheduled(scattered)
-    gaps = streams_while(lambda: cut(scattered, busiest(scattered, "decode")), scattered)
+    gaps = streams_while(lambda: cut(scattered, busiest(scattered, "decode")), scattered, OUTPUT_TOKENS)
     print(f"cut off: longest gaps {[round(gap, 2) for gap in gaps]} s")
     assert rescheduled(scattered) > before, "nothing was at the node"
     assert max(gaps) <= LONGEST_GAP_S
