@@ -45,41 +45,23 @@ def ssd_options(directory: Path, name: str, layers: range) -> SsdOptions:
     return SsdOptions(directory / "ssd" / name, 64 << 20, f"{layers}", demote_below=1.0, demote_until=1.0)
 
 
-class Bundled:
-    """A bundle with an engine, whose every stage maps the arena of its own store. It behaves as the Engine of a store of its own, except
+class BundleEngine:
+    """The engine of a bundle, whose every stage maps the arena of its own store. It behaves as the Engine of a store of its own, except
     that its slots are in pieces."""
 
-    def __init__(self, name: str, directory: Path, split: Sequence[range], ssd: bool = False, **further: Any) -> None:
-        """`ssd`: each store has one in the directory, and copies all that is not in use. `further` options are those of every store."""
-        self.name = name
+    def __init__(self, split: Sequence[range]) -> None:
         self.split = split
-        names = [name, *(f"{name}.stage-{i}" for i in range(1, len(split)))]
-        self.options = [
-            options(directory, each, layers, NUM_SLOTS + i, ssd=ssd_options(directory, each, layers) if ssd else None, **further)
-            for i, (each, layers) in enumerate(zip(names, split, strict=True))
-        ]
-        self.layer_stores = [LayerStore(each) for each in self.options[1:]]
-        self.lost: list[PeerLost] = []
         self.arenas: list[np.ndarray] = []
+        self.engine: Engine
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        for store in self.layer_stores:
-            stack.push_async_callback(store.close)
-            await store.start()
-        incarnation = new_incarnation()
-        join = JoinBundle(NodeId(self.name), incarnation)
-        addresses = [store.address for store in self.layer_stores]
-        bundle = await Bundle.form(addresses, OPEN, join, SPEC, self.split[0], self.lost.append)
-        assert bundle.num_slots == NUM_SLOTS + 1
-        self.store = Store(self.options[0], bundle=bundle, incarnation=incarnation)
-        stack.push_async_callback(self.store.close)
-        await self.store.start()
-        self.engine = await Engine.connect(self.store.options)
-        stack.push_async_callback(self.engine.close)
-        self.arenas = [self.engine.link.arena]
-        for store in self.layer_stores:
-            identity = engine_identity(self.name, self.engine.link.incarnation)
-            memory, attachment = await asyncio.to_thread(attach_arena, store.options.arena_socket, identity)
+    async def take_up(self, stack: AsyncExitStack, engine: Engine, arena_sockets: Sequence[Path]) -> None:
+        """`engine`: of the first store. `arena_sockets`: of the others."""
+        self.engine = engine
+        stack.push_async_callback(engine.close)
+        self.arenas = [engine.link.arena]
+        for arena_socket in arena_sockets:
+            identity = engine_identity(engine.link.node_id, engine.link.incarnation)
+            memory, attachment = await asyncio.to_thread(attach_arena, arena_socket, identity)
             stack.callback(memory.close)
             stack.callback(attachment.close)
             self.arenas.append(memory.region.memory)
@@ -104,6 +86,37 @@ class Bundled:
             self.write(slot, contents(key))
         self.engine.commit(acquired.attempt_id, 0, keys)
         self.engine.release(acquired.attempt_id)
+
+
+class Bundled(BundleEngine):
+    """A bundle in this process, with its engine."""
+
+    def __init__(self, name: str, directory: Path, split: Sequence[range], ssd: bool = False, **further: Any) -> None:
+        """`ssd`: each store has one in the directory, and copies all that is not in use. `further` options are those of every store."""
+        super().__init__(split)
+        self.name = name
+        names = [name, *(f"{name}.stage-{i}" for i in range(1, len(split)))]
+        self.options = [
+            options(directory, each, layers, NUM_SLOTS + i, ssd=ssd_options(directory, each, layers) if ssd else None, **further)
+            for i, (each, layers) in enumerate(zip(names, split, strict=True))
+        ]
+        self.layer_stores = [LayerStore(each) for each in self.options[1:]]
+        self.lost: list[PeerLost] = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        for store in self.layer_stores:
+            stack.push_async_callback(store.close)
+            await store.start()
+        incarnation = new_incarnation()
+        join = JoinBundle(NodeId(self.name), incarnation)
+        addresses = [store.address for store in self.layer_stores]
+        bundle = await Bundle.form(addresses, OPEN, join, SPEC, self.split[0], self.lost.append)
+        assert bundle.num_slots == NUM_SLOTS + 1
+        self.store = Store(self.options[0], bundle=bundle, incarnation=incarnation)
+        stack.push_async_callback(self.store.close)
+        await self.store.start()
+        engine = await Engine.connect(self.store.options)
+        await self.take_up(stack, engine, [store.options.arena_socket for store in self.layer_stores])
 
 
 async def whole(stack: AsyncExitStack, directory: Path, name: str, **further: Any) -> tuple[Store, Engine]:

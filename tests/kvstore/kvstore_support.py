@@ -56,17 +56,21 @@ class StoreProcess:
         redis_url: str | None = None,
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
+        split: Sequence[range] = (),
+        stage: int = 0,
         **kv: Any,
     ) -> None:
-        """Serves at `host`; `prefix` is a command that runs it elsewhere."""
+        """Serves at `host`; `prefix` is a command that runs it elsewhere. `split`: the layers of each store of a bundle; it is that of
+        `stage`."""
         self.run_dir, self.node_id = run_dir, node_id
         config = run_dir / f"{node_id}.yaml"
         settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports)}
         settings |= {"open_to_strangers": True, **kv}
-        config.write_text(yaml.safe_dump({"kv": settings, "redis_url": redis_url}))
+        spread = {"stages": len(split), "stage_layers": [len(layers) for layers in split], "spread_stages": True} if split else {}
+        config.write_text(yaml.safe_dump({"kv": settings, "redis_url": redis_url, "prefill_node": spread}))
         MODEL.save(run_dir / "model.json")
         arguments = ["--config", config, "--model-info", run_dir / "model.json", "--run-dir", run_dir, "--node-id", node_id]
-        arguments += ["--bind-host", host]
+        arguments += ["--bind-host", host, "--stage", stage]
         self.log = run_dir / f"{node_id}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*prefix, sys.executable, "-m", "kvstore", *map(str, arguments)], stdout=log, stderr=log)
@@ -92,6 +96,12 @@ class StoreProcess:
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
+
+    async def stop(self) -> None:
+        """SIGSTOP, and returns when it has taken effect."""
+        self.kill(signal.SIGSTOP)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        await until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 Starter = Callable[..., Awaitable[tuple[StoreProcess, "Engine"]]]

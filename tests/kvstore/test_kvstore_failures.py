@@ -21,7 +21,7 @@ from springtide.ids import AttemptId, BlockKey
 from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
-from tests.support.netns import Namespace, Unavailable
+from tests.support.netns import Namespace
 from tests.support.tally import Ended, Tally
 from tests.support.waiting import until
 
@@ -43,12 +43,6 @@ class Node:
     @property
     def source(self) -> common_pb2.PrefixSource:
         return common_pb2.PrefixSource(store_address=self.engine.link.address, node_id=self.store.node_id, num_blocks=NUM_BLOCKS)
-
-    async def stop(self) -> None:
-        """SIGSTOP, and returns when it has taken effect."""
-        self.store.kill(signal.SIGSTOP)
-        status = Path(f"/proc/{self.store.process.pid}/stat")
-        await until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
 
     async def cache(self, keys: Sequence[BlockKey]) -> None:
         attempt_id = f"cached-{next(_numbers)}"
@@ -298,7 +292,7 @@ async def test_a_store_that_is_killed_fails_alone(new_node: NewNode, tally: Tall
 async def test_a_store_that_stops_fails_alone_and_writes_nothing_late(new_node: NewNode, tally: Tally, role: str, transport: str) -> None:
     scene = await Scene.set(role, new_node, tally, loopback(transport), loopback(transport))
     tally.injected["stopped"] += 1
-    await scene.play(scene.failing.stop)
+    await scene.play(scene.failing.store.stop)
     await scene.bystander.stop()
     if transport == "shm":
         # Only the process itself can let go of memory that it has mapped: until then its slots stay in quarantine.
@@ -336,10 +330,7 @@ async def test_a_slow_store_is_waited_for_and_holds_nobody_up(new_node: NewNode,
     """At 4 Mbit/s a prompt takes a fifth of a second, and a store's word with another still comes through."""
     scene = await Scene.set(role, new_node, tally, *across(namespace))
     await until(lambda: scene.victim.rounds >= WORKERS and scene.bystander.rounds >= WORKERS)
-    try:
-        namespace.slow(4)
-    except Unavailable as why:
-        pytest.skip(str(why))
+    namespace.slow(4)
     tally.injected["slowed to 4 Mbit/s"] += 1
     slow, fast = scene.victim.rounds, scene.bystander.rounds
     await scene.go_on(scene.victim)
