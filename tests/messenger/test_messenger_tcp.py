@@ -44,6 +44,8 @@ from springtide.errors import ConfigError, PeerLost
 
 STRANGER = Identity("stranger", 12345)
 SECRET = b"a secret of the cluster"
+STANDSTILL_S = 15.0
+"""What docs/packages/messenger.md says."""
 
 
 @pytest.fixture
@@ -604,6 +606,22 @@ async def test_a_lane_that_stands_still_is_waited_for_while_the_peer_answers_on_
         assert (await moving).num_bytes == 16 * GRANULE
         assert connection.is_open
     assert np.array_equal(here.bytes[: 16 * GRANULE], there.bytes[: 16 * GRANULE])
+
+
+async def test_a_lane_that_stands_still_for_good_loses_the_peer_though_that_answers_on_another(workshop: Workshop, there: Node) -> None:
+    """After 15 s, whatever the deadline."""
+    here = await workshop.node("here", transport=TcpTransport(options=TcpOptions(lanes=1, peer_timeout_s=0.8)))
+
+    async def stand_still(operation: str) -> None:
+        async with HoldingProxy(there.endpoint.addresses["tcp"], most_bytes=4 * GRANULE) as proxy:
+            connection = await here.connect(replace(there.endpoint, addresses={"tcp": proxy.address}))
+            move = connection.read if operation == "read" else connection.write
+            with pytest.raises(PeerLost, match=r"it was silent for 1[5-9]\.\d s"):
+                async with asyncio.timeout(STANDSTILL_S + 2 * TIMEOUT_S):
+                    await move([whole(there, granule) for granule in range(16)], 3600.0)
+            assert proxy.holds.is_set() and not connection.is_open
+
+    await asyncio.gather(stand_still("read"), stand_still("write"))
 
 
 async def test_what_comes_through_is_counted_at_both_ends(workshop: Workshop, there: Node) -> None:
