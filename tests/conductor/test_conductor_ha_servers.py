@@ -154,6 +154,20 @@ class Cluster:
         async with redis.Redis.from_url(self.redis_url) as valkey:
             await valkey.delete(f"{self.name}:leader", f"{self.name}:leader:epoch")
 
+    async def set_valkeys_clock(self, step_s: float) -> int:
+        """Forward, or back, as its keys have it: they have so much less to live, or more. Returns how many have an end."""
+        async with redis.Redis.from_url(self.redis_url) as valkey:
+            ends = {key: left_ms async for key in valkey.scan_iter(f"{self.name}:*") if (left_ms := await valkey.pttl(key)) > 0}
+            for key, left_ms in ends.items():
+                await valkey.pexpire(key, int(left_ms - 1000 * step_s))
+        return len(ends)
+
+    async def lives_s(self) -> list[float]:
+        """How long each key has to live that has an end."""
+        async with redis.Redis.from_url(self.redis_url) as valkey:
+            lives_ms = [await valkey.pttl(key) async for key in valkey.scan_iter(f"{self.name}:*")]
+        return [life_ms / 1000 for life_ms in lives_ms if life_ms > 0]
+
     async def close(self) -> None:
         for link in self.links:
             await link.close()
@@ -344,6 +358,43 @@ async def test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_v
         await cluster.close()
         if valkey.is_running():
             valkey.stop()
+
+
+NUM_LEASES = 2 * 2 + 2 + 1
+"""Of stores and engines, of Conductors, and the leader's."""
+
+
+async def test_when_valkeys_clock_is_set_forward_everybody_is_there_again_and_one_leads(cluster: Cluster) -> None:
+    await cluster.start()
+    link = cluster.link()
+    before = await link.schedule(a_request("a.1"))
+    await cluster.set_valkeys_clock(3600.0)
+
+    async def there_again() -> bool:
+        epochs = [(await conductor.status()).epoch for conductor in cluster.conductors]
+        return max(epochs) > before.epoch and len(await cluster.lives_s()) == NUM_LEASES and await cluster.ready()
+
+    await until(there_again)
+    after = await link.schedule(a_request("a.2"))
+    assert after.assignment is not None and after.epoch > before.epoch
+
+
+async def test_when_valkeys_clock_is_set_back_leases_end_in_time_from_their_next_renewal_on(cluster: Cluster) -> None:
+    await cluster.start()
+    link = cluster.link()
+    before = await link.schedule(a_request("a.1"))
+    assert await cluster.set_valkeys_clock(-3600.0) == NUM_LEASES
+
+    async def in_time() -> bool:
+        lives_s = await cluster.lives_s()
+        return len(lives_s) == NUM_LEASES and max(lives_s) <= max(LEASE_S, MEMBERSHIP_LEASE_S)
+
+    await until(in_time)
+    after = await link.schedule(a_request("a.2"))
+    assert after.assignment is not None and after.epoch == before.epoch
+    leader, standby = await cluster.leader_and_standby()
+    await leader.die()
+    await until(standby.leads)
 
 
 async def test_the_only_conductor_answers_whatever_becomes_of_valkey() -> None:

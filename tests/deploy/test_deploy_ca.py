@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from springtide.errors import ConfigError, InvalidRequest
 
 ADDRESSES = ("127.0.0.1", "localhost")
 NOW = datetime.datetime.now(datetime.UTC)
+HOUR = datetime.timedelta(hours=1)
 
 
 @pytest.fixture
@@ -118,6 +120,44 @@ def test_certificates_are_to_be_renewed_when_a_third_of_their_life_is_left_or_th
     assert identity.is_there(ADDRESSES, authority.bundle, NOW + datetime.timedelta(days=59))
     assert not identity.is_there(ADDRESSES, authority.bundle, NOW + datetime.timedelta(days=61))
     assert not identity.is_there(ADDRESSES, authority.rotate().bundle, NOW)
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[datetime.timedelta], None]:
+    """Forward, or back, of what an authority goes by. OpenSSL's stays the machine's, as elsewhere."""
+
+    def set_clock(step: datetime.timedelta) -> None:
+        monkeypatch.setattr("deploy.ca.authority._now", lambda: datetime.datetime.now(datetime.UTC) + step)
+
+    return set_clock
+
+
+async def test_what_an_authority_issues_that_is_an_hour_ahead_is_good_elsewhere_when_it_is_that_late_there(
+    authority: Authority, set_clock: Callable[[datetime.timedelta], None], tmp_path: Path
+) -> None:
+    elsewhere = issued(authority, tmp_path / "elsewhere")
+    set_clock(HOUR)
+    ahead = issued(authority, tmp_path / "ahead")
+    assert authority.vouches_for(ahead.certificate.read_bytes()) is not None
+    set_clock(0 * HOUR)
+    assert authority.vouches_for(ahead.certificate.read_bytes()) is None
+    for server, client in ((elsewhere, ahead), (ahead, elsewhere)):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await shake_hands(server, client)
+
+
+def test_certificates_are_over_an_hour_early_or_late_and_those_of_the_last_hour_not_valid_yet(
+    authority: Authority, set_clock: Callable[[datetime.timedelta], None]
+) -> None:
+    """docs/chaos.md"""
+    _, request = new_request(ADDRESSES)
+    set_clock(-24 * HOUR)
+    ends_soon, ended = (authority.issue("a-node", request, life) for life in (24.5 * HOUR, 23.5 * HOUR))
+    set_clock(0 * HOUR)
+    fresh = authority.issue("a-node", request)
+    for step, good in ((0, (True, False, True)), (1, (False, False, True)), (-1, (True, True, False))):
+        set_clock(step * HOUR)
+        assert tuple(authority.vouches_for(chain) is not None for chain in (ends_soon, ended, fresh)) == good, step
 
 
 def test_a_key_without_its_certificate_is_not_there(authority: Authority, tmp_path: Path) -> None:

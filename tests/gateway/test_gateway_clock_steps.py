@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from gateway.accounts.allowance import ApiKey, Caller
 from gateway.accounts.limiter import Claim, Limiter
+from gateway.accounts.usage import Meter, UsageBook, UsageRow, UsageTally, UsageWriter
 from gateway.accounts.windows import WINDOW_S
 from gateway.batches.batch import Batch, BatchStatus
 from gateway.batches.desk import BatchDesk, Lease, OpenBatch
@@ -22,6 +24,7 @@ from gateway.bodies import SideThread
 from springtide.clock import ManualClock, MonotonicClock
 from springtide.errors import Unavailable
 from springtide.ids import new_id
+from springtide.protocol.usage import Usage
 from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
 
@@ -84,6 +87,23 @@ def test_a_key_ends_an_hour_early_or_late(step_s: float, jump: Callable[[float],
     jump(step_s)
     assert key.usable(time.time()) == (step_s < 0)
     assert not ApiKey("key_1", "acme", "", now, expires_at=now + 600 - HOUR_S).usable(time.time() + HOUR_S)
+
+
+async def test_what_an_answer_uses_is_counted_once_on_the_days_of_the_clock(valkey: ValkeyClient) -> None:
+    clock, output_tokens = datetime.datetime(2026, 11, 24, 23, 30), 0
+    book, tally = UsageBook(valkey, new_id("cluster")), UsageTally()
+    writer = UsageWriter(tally, book, lambda: clock.date())
+    meter = Meter(UsageRow("acme", "key_1", "demo", "/v1/completions"), lambda: Usage(100, output_tokens, 0))
+    tally.open(meter)
+    for step_s, more_tokens in ((0, 1), (HOUR_S, 10), (-HOUR_S, 100)):
+        clock += datetime.timedelta(seconds=step_s)
+        output_tokens += more_tokens
+        await writer.flush()
+    tally.close(meter, clock.date())
+    await writer.flush()
+    before, after = clock.date(), clock.date() + datetime.timedelta(days=1)
+    found = {usage.day: (usage.counts.requests, usage.counts.output_tokens) async for usage in book.read(before, after)}
+    assert found == {before: (1, 101), after: (0, 10)}
 
 
 class Lines:

@@ -102,16 +102,16 @@ class Recital:
 class FrontEnd:
     """One gateway's part."""
 
-    def __init__(self, url: str, recital: Recital, budget_tokens: int) -> None:
+    def __init__(self, url: str, recital: Recital, budget_tokens: int, now: Callable[[], float]) -> None:
         self.client = ValkeyClient.from_url(url)
         self.catalogue = Catalogue(self.client, "springtide")
         self.membership = Membership(url, "springtide", 5.0)
         self.stores = Stores(self.membership)
-        self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
+        self.keeper = Keeper(self.catalogue, self.stores, recital, now)  # type: ignore[arg-type]
         self.side_thread = SideThread()
         self.desks: list[Desk] = []
         self.key_budgets: dict[str, int] = {}
-        self.desk = self.new_desk(budget_tokens)
+        self.desk = self.new_desk(budget_tokens, now)
 
     def new_desk(self, budget_tokens: int, now: Callable[[], float] = time.time) -> Desk:
         desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, self.budget(budget_tokens), now)
@@ -146,8 +146,8 @@ class World:
 
         await asyncio.gather(*map(one, names))
 
-    async def front_end(self, budget_tokens: int = 10_000) -> FrontEnd:
-        front_end = FrontEnd(self.url, self.recital, budget_tokens)
+    async def front_end(self, budget_tokens: int = 10_000, now: Callable[[], float] = time.time) -> FrontEnd:
+        front_end = FrontEnd(self.url, self.recital, budget_tokens, now)
         self.stack.push_async_callback(front_end.close)
         await front_end.stores.look()
         front_end.keeper.start()
@@ -338,6 +338,29 @@ async def test_its_end_unpins_it_and_an_extension_revives_it(world: World) -> No
 
 async def _not(question: Awaitable[object]) -> bool:
     return not await question
+
+
+async def test_it_ends_an_hour_early_where_its_gateways_clock_is_set_forward(world: World) -> None:
+    await world.start("node-0")
+    clock = SimpleNamespace(ahead_s=0.0)
+    desk = (await world.front_end(now=lambda: time.time() + clock.ahead_s)).desk
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=600.0)), ready)
+    clock.ahead_s = 3600.0
+    await until_kept(desk, cache, lambda cache: cache.kept.status is Status.INACTIVE)
+    await until(lambda: _not(world.pins("node-0")))
+
+
+async def test_it_ends_late_where_its_gateways_clock_is_set_back_unless_another_looks_after_it(world: World) -> None:
+    await world.start("node-0")
+    clock = SimpleNamespace(ahead_s=0.0)
+    desk = (await world.front_end(now=lambda: time.time() + clock.ahead_s)).desk
+    cache = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=600.0)), ready)
+    clock.ahead_s = 601.0 - 3600.0
+    other = await until_kept(desk, await desk.create(ANN, "m", Draft(talk("You are brief. " * 4), ttl_s=600.0)), ready)
+    assert {cache.pin_id, other.pin_id} <= (await world.pins("node-0")).keys(), "what is to be done at once is done at once"
+    in_time = (await world.front_end(now=lambda: time.time() + 601.0)).desk
+    await until_kept(in_time, cache, lambda cache: cache.kept.status is Status.INACTIVE)
+    await until(lambda: _not(world.pins("node-0")))
 
 
 async def test_a_flood_does_not_push_it_out(world: World) -> None:
