@@ -1,8 +1,11 @@
 """`springtide up` with everything real: what the other commands see of it, and what is left when it ends."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import psutil
 import pytest
 
 from deploy.local import rundir
+from springtide.capacity import memory_bytes
 from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
@@ -118,6 +122,35 @@ def test_sigterm_in_the_middle_of_the_start_leaves_nothing_behind() -> None:
     wait_until_gone(children, timeout_s=0.1)
     assert not Path(record.run_dir).exists()
     assert record.pid not in [running.pid for running in rundir.running_clusters()]
+    assert shared_memory() <= before
+
+
+@pytest.mark.parametrize(
+    ("arena_bytes", "limit_bytes", "process", "said"),
+    [
+        pytest.param(memory_bytes() // 2, memory_bytes() // 2, "-0-store", "kv.arena_size: no room for an arena of ", id="arenas"),
+        pytest.param(64 << 20, 1 << 30, "-0", "Cannot allocate memory", id="models"),
+    ],
+)
+def test_a_start_for_which_there_is_no_memory_ends_with_what_lacks_it(arena_bytes: int, limit_bytes: int, process: str, said: str) -> None:
+    """No process may have more than `limit_bytes`, as by `ulimit -v`."""
+    before = shared_memory()
+    with tempfile.TemporaryDirectory() as scratch:  # short enough for the Unix sockets of a run directory
+        command = [sys.executable, "-m", "deploy.cli", "up", "--port", "0", "--grpc-port", "0", "--arena-size", str(arena_bytes)]
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, "TMPDIR": scratch},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes)),
+        )
+        assert result.returncode == 1, result.stderr
+        told = result.stdout + result.stderr
+        assert f"{process} exited with 1 and was not ready once in 2 starts. The end of its log:" in told
+        assert said in told
+        assert not [path for path in Path(scratch).rglob("*") if not path.is_dir()]
+        assert not [each for each in psutil.process_iter(["cmdline"]) if scratch in " ".join(each.info["cmdline"] or ())]
     assert shared_memory() <= before
 
 
