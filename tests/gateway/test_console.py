@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import pty
+import ssl
 import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from fcntl import ioctl
+from pathlib import Path
 from termios import TIOCSWINSZ
 from typing import Any
 
@@ -25,6 +27,7 @@ from gateway.console.routes import ASSETS, OPEN, POLICY
 from springtide.config import ServerConfig
 from springtide.process import ProcessArguments
 from springtide.valkey import ValkeyClient
+from tests.support.certificates import Authority
 from tests.support.played_cluster import PlayedCluster
 from tests.support.waiting import until
 
@@ -161,6 +164,34 @@ async def test_the_stream_goes_on_where_the_state_ends_and_ends_with_its_client(
         told = [event async for event in first_of(events(stream), 3)]
         assert [name for name, _ in told] == ["state", "delta", "delta"] and feed.num_watchers == 1
     await until(lambda: feed.num_watchers == 0)
+
+
+async def test_with_a_certificate_that_it_is_given_all_of_it_is_served_over_tls(
+    played: PlayedCluster, arguments: ProcessArguments, tmp_path: Path
+) -> None:
+    authority, certificate, key = Authority(tmp_path), tmp_path / "server.pem", tmp_path / "server.key"
+    authority.sign(certificate, key)
+    tls = {"tls_certificate": certificate, "tls_key": key}
+    async with serving(played, arguments, api_keys=KEYS, operators=("ops",), **tls) as gateway:
+        url, operator = f"https://{gateway.http_address}", {"authorization": f"Bearer {OPERATORS_KEY}"}
+        trusting = ssl.create_default_context(cafile=authority.path)
+        async with httpx.AsyncClient(base_url=url, verify=trusting, timeout=20) as http:
+            for path in sorted(OPEN):
+                answer = await http.get(path)
+                assert (answer.status_code, answer.headers["content-security-policy"]) == (200, POLICY), path
+            assert (await http.get("/console/state")).status_code == 401
+            assert len((await http.get("/console/state", headers=operator)).json()["tables"]["instances"]) == 7
+            async with http.stream("GET", "/console/events", headers=operator) as stream:
+                assert [name async for name, _ in first_of(events(stream), 2)] == ["state", "delta"]
+        for stranger in (url, url.replace("https", "http")):
+            async with httpx.AsyncClient(base_url=stranger, timeout=20) as http:
+                with pytest.raises(httpx.TransportError):
+                    await http.get("/console/")
+        options = ("--once", "--url", url, "--ca", str(authority.path), "--api-key", OPERATORS_KEY)
+        command = [sys.executable, "-m", "deploy.cli", "top", *options]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "120"})
+        said = (await process.communicate())[0].decode()
+        assert process.returncode == 0 and "played-70b" in said and "decode-3" in said, said
 
 
 async def test_a_decision_is_explained_with_the_best_alternatives(open_gateway: GatewayServer) -> None:

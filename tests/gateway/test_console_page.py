@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
+import ssl
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator
@@ -21,6 +23,7 @@ from springtide.config import ServerConfig
 from springtide.ids import InstanceId
 from springtide.process import ProcessArguments
 from tests.support.browser import CHROMIUM, Browser, Page, browser
+from tests.support.certificates import Authority
 from tests.support.console_pictures import STARTED, VIEWS, played, show
 from tests.support.played_cluster import PlayedCluster
 
@@ -122,6 +125,35 @@ async def test_a_key_is_asked_for_kept_in_the_tab_and_forgotten(chromium: Browse
             await page.run("document.querySelector('#who button').click()")
             await page.until("document.querySelector('.key-form')")
             assert await page.run("sessionStorage.length + localStorage.length") == 1, "the theme alone is kept"
+        await gateway.close()
+
+
+async def test_with_a_certificate_that_it_is_given_the_page_is_whole_over_tls(
+    chromium: Browser, arguments: ProcessArguments, tmp_path: Path
+) -> None:
+    authority, certificate, key = Authority(tmp_path), tmp_path / "server.pem", tmp_path / "server.key"
+    authority.sign(certificate, key)
+    server = ServerConfig(port=0, grpc_port=0, tls_certificate=certificate, tls_key=key)
+    cluster = small()
+    async with cluster.serving() as address, cluster.going_on():
+        gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), address)
+        await gateway.start()
+        url = f"https://{gateway.http_address}"
+        async with chromium.page("about:blank") as page:
+            refused = await page.call("Page.navigate", url=f"{url}/console")
+            assert refused["errorText"] == "net::ERR_CERT_AUTHORITY_INVALID", "nobody has told the browser of the authority"
+            # Nor can anybody, of a browser without a profile: it is shown below that this is the certificate.
+            await page.call("Security.setIgnoreCertificateErrors", ignore=True)
+            page.errors.clear()
+            page.requested.clear()
+            await page.call("Page.navigate", url=f"{url}/console")
+            for view in VIEWS:
+                await show(page, view)
+            assert await page.run("isSecureContext && document.querySelector('#status').textContent") == "Ready"
+            shown = (await page.call("Network.getCertificate", origin=url))["tableNames"]
+            assert base64.b64decode(shown[0]) == ssl.PEM_cert_to_DER_cert(certificate.read_text())
+            assert page.errors == []
+            assert page.requested and all(each.startswith((url, "data:")) for each in page.requested), page.requested
         await gateway.close()
 
 
