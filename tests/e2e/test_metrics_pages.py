@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.commands.metrics_reference import CONDUCTOR, DECODE, GATEWAY, PREFILL, STORE, all_metrics, described_name
 from tests.support.cluster import Cluster
+from tests.support.label_bounds import unbounded
 from tests.support.prometheus import program
 
 ROLES = {
@@ -57,6 +58,7 @@ def test_a_page_has_nothing_that_is_not_in_the_registry(cluster: Cluster, usage:
         assert (described.type, described.help) == (family.type, family.documentation.rstrip("."))
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(described.labels), sample
+            assert unbounded(sample.name, sample.labels) == [], sample
     missing = {name for name, metric in known.items() if ROLES[process] in metric.processes} - set(map(described_name, families))
     assert missing == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ from springtide.trace_context import TraceContext
 from tests.support.cluster import Cluster, cached_blocks, evict_all
 from tests.support.otlp import Collector, ReceivedSpan
 from tests.support.reference import random_prompt
-from tests.support.traces import children, named, unaccounted_s
+from tests.support.traces import children, named, only, unaccounted_s
 
 OUTPUT_TOKENS = 80
 KILL_AFTER = 12
@@ -23,6 +24,10 @@ CHUNK_TOKENS = 256
 STAGES = 2
 CLIENT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True)
 PREFILLS, DECODES = ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+CLOSE = 0.05
+"""Of the request's time: as much as its trace may differ from what its client has measured."""
+INSTANT_S = 1e-5
+"""As close as a wall clock's nanoseconds are in seconds, as a float."""
 
 
 def decoding(cluster: Cluster) -> str | None:
@@ -43,20 +48,31 @@ def lose_prefix_at_prefill_nodes(cluster: Cluster) -> None:
     cluster.wait_until(known, "the Conductor to know")
 
 
-def hurt(cluster: Cluster, prompt: Sequence[int]) -> tuple[float, int, str]:
-    """Streams an output, and kills the decode node that makes it in the midst. Returns what that took the client, how many pieces came,
-    and who was killed."""
+@dataclass(frozen=True)
+class Seen:
+    """What a client has measured of its request."""
+
+    first_s: float
+    """Until the first token."""
+    all_s: float
+    killed: str
+    """The decode node that was killed meanwhile."""
+
+
+def hurt(cluster: Cluster, prompt: Sequence[int]) -> Seen:
+    """Streams an output, and kills the decode node that makes it in the midst."""
     request = {"model": cluster.model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "stream": True}
-    killed, pieces, began = "", 0, time.monotonic()
+    killed, pieces, first_s, began = "", 0, 0.0, time.monotonic()
     with httpx.stream("POST", f"{cluster.url}/v1/completions", json=request, timeout=120, headers={"traceparent": CLIENT.header}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["traceparent"].startswith(f"00-{CLIENT.trace_id}-")
         for line in answer.iter_lines():
             pieces += line.startswith("data: {")
+            first_s = first_s or (time.monotonic() - began if pieces else 0.0)
             if pieces >= KILL_AFTER and not killed and (running := decoding(cluster)) is not None:
                 killed = running
                 cluster.kill(killed)
-    return time.monotonic() - began, pieces, killed
+    return Seen(first_s, time.monotonic() - began, killed)
 
 
 @pytest.mark.alone
@@ -67,18 +83,19 @@ def test_a_long_prompt_with_a_remote_prefix_and_a_killed_decode_node_is_one_trac
         first = {"model": cluster.model, "prompt": prefix, "max_tokens": 4, "ignore_eos": True}
         assert httpx.post(f"{cluster.url}/v1/completions", json=first, timeout=120).status_code == 200
         lose_prefix_at_prefill_nodes(cluster)
-        took_s, _, killed = hurt(cluster, prefix + random_prompt(2, length=840))
+        seen = hurt(cluster, prefix + random_prompt(2, length=840))
         spans = collector.trace(CLIENT.trace_id)
         logs = {name: cluster.log(name, lines=200) for name in PREFILLS}
-    assert killed, "nobody was killed: the output was too short"
+    assert seen.killed, "nobody was killed: the output was too short"
 
     root = spans[0]
     assert (root.parent_id, root.attributes["gen_ai.operation.name"]) == (CLIENT.span_id, "text_completion")
     assert root.attributes["gen_ai.usage.output_tokens"] == OUTPUT_TOKENS and not root.error
     assert [span.name for span in children(spans, root) if span.name != "wait"] == ["prepare", "attempt", "attempt"]
     lost, last = named(spans, "attempt")
-    assert lost.attributes["springtide.culprit"] == killed and lost.error and last.links == (lost.span_id,)
+    assert lost.attributes["springtide.culprit"] == seen.killed and lost.error and last.links == (lost.span_id,)
     check_attempts(spans, [lost, last])
+    check_waits(spans, [lost, last])
     check_chunks(spans)
     (fetch,) = [span for span in named(spans, "fetch") if span.parent_id in {one.span_id for one in children(spans, lost)}]
     # Two of 30 layers' worth of K and V are far more than a kilobyte a token.
@@ -91,9 +108,7 @@ def test_a_long_prompt_with_a_remote_prefix_and_a_killed_decode_node_is_one_trac
     for span in spans[1:]:
         parent = by_id[span.parent_id]
         assert parent.begin <= span.begin <= span.end <= parent.end, (span, parent)
-    print(f"client {took_s:.3f} s, request {root.end - root.begin:.3f} s, in no span {unaccounted_s(spans):.3f} s")
-    assert abs(took_s - (root.end - root.begin)) < 0.05 * took_s
-    assert unaccounted_s(spans) < 0.05 * took_s
+    check_durations(spans, [lost, last], seen)
     assert any(f"trace_id={CLIENT.trace_id}" in log for log in logs.values())
 
 
@@ -108,6 +123,46 @@ def check_attempts(spans: Sequence[ReceivedSpan], attempts: Sequence[ReceivedSpa
             assert side.attributes["springtide.instance"] == expected, "an attempt is where the Conductor has placed it"
         steps = [span for span in children(spans, sides[1]) if span.name == "steps"]
         assert len(steps) == 1 and steps[0].attributes["springtide.steps"] > 0
+
+
+def check_waits(spans: Sequence[ReceivedSpan], attempts: Sequence[ReceivedSpan]) -> None:
+    """Of what each attempt waited for on either side there is a span, one after another, and nothing between them."""
+    for attempt in attempts:
+        prefill, decode = only(spans, attempt, "prefill"), only(spans, attempt, "decode")
+        assert prefill.attributes["springtide.role"] == "prefill"
+        queue, chunks = only(spans, prefill, "queue"), named(children(spans, prefill), "chunk")
+        assert duration_s(queue) * 1000 == pytest.approx(prefill.attributes["springtide.queue_ms"], abs=1.0)
+        assert 0 <= queue.attributes["springtide.slots_ms"] <= prefill.attributes["springtide.queue_ms"]
+        assert chunks[0].begin == pytest.approx(queue.end, abs=CLOSE * duration_s(attempt)), "its first pass ends the queue"
+        reserve, ingest, steps = children(spans, decode)
+        assert [reserve.name, ingest.name, steps.name] == ["reserve", "ingest", "steps"]
+        assert ingest.begin == pytest.approx(reserve.end, abs=INSTANT_S) and steps.begin == pytest.approx(ingest.end, abs=INSTANT_S)
+        assert steps.end == pytest.approx(decode.end, abs=INSTANT_S)
+        assert ingest.end > chunks[-1].end - CLOSE * duration_s(attempt), "the prompt is there when it has been computed"
+
+
+def check_durations(spans: Sequence[ReceivedSpan], attempts: Sequence[ReceivedSpan], seen: Seen) -> None:
+    """What comes one after another takes as long, together, as the client has waited; and each prompt's time is in its own spans."""
+    root, most_s = spans[0], CLOSE * seen.all_s
+    parts = [span for span in children(spans, root) if span.name != "attempt"]
+    for attempt in attempts:
+        decode = only(spans, attempt, "decode")
+        parts += [only(spans, attempt, "schedule"), *(only(spans, decode, name) for name in ("reserve", "ingest", "steps"))]
+    sum_s = sum(map(duration_s, parts))
+    prompts_s = [unaccounted_s(spans, only(spans, attempt, "prefill")) for attempt in attempts]
+    said_s = root.attributes["gen_ai.response.time_to_first_chunk"]
+    computed = max(span.end for span in children(spans, only(spans, attempts[0], "prefill")) if span.name == "chunk")
+    print(f"client {seen.all_s:.3f} s, request {duration_s(root):.3f} s, its parts {sum_s:.3f} s, in none {unaccounted_s(spans):.3f} s")
+    print(f"first token {seen.first_s:.3f} s, said {said_s:.3f} s, computed {computed - root.begin:.3f} s; prompts in none {prompts_s}")
+    print({f"{span.name} {span.begin - root.begin:.4f}": round(duration_s(span), 4) for span in spans})
+    assert abs(seen.all_s - duration_s(root)) < most_s
+    assert abs(seen.all_s - sum_s) < most_s
+    assert unaccounted_s(spans) < most_s and max(prompts_s) < most_s
+    assert abs(seen.first_s - said_s) < most_s and abs(seen.first_s - (computed - root.begin)) < most_s
+
+
+def duration_s(span: ReceivedSpan) -> float:
+    return span.end - span.begin
 
 
 def check_chunks(spans: Sequence[ReceivedSpan]) -> None:
