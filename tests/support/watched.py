@@ -99,15 +99,29 @@ class _Receivers:
 class Watched:
     """Made by `watched`."""
 
-    def __init__(
-        self, cluster: Cluster, prometheus: Server, alertmanager: Server, told: list[Notice], waits: Callable[[str], float]
-    ) -> None:
+    def __init__(self, cluster: Cluster, prometheus: Server, alertmanager: Server, told: list[Notice], waits: Waits) -> None:
         self.cluster = cluster
         self.prometheus = prometheus
+        self.waits = waits
         self._alertmanager = alertmanager
         self._told = told
-        self.longest_s = waits
-        """The most seconds that an alert is to take from its cause to its notice."""
+
+    def longest_s(self, alert: str) -> float:
+        """The most seconds that it is to take from its cause to its notice."""
+        return self.waits.longest_s(alert)
+
+    def held_back_by(self, alert: str, **labels: str) -> set[str]:
+        """The alerts for whose sake Alertmanager tells nobody of this one, which has these labels among its own; nothing where it tells, or
+        does not know of it."""
+        known = self._alertmanager.get("/api/v2/alerts")
+        names = {each["fingerprint"]: each["labels"]["alertname"] for each in known}
+        wanted = {"alertname": alert, **labels}
+        return {
+            names.get(fingerprint, fingerprint)
+            for each in known
+            if wanted.items() <= each["labels"].items() and each["status"]["state"] == "suppressed"
+            for fingerprint in each["status"]["inhibitedBy"]
+        }
 
     def active(self) -> list[str]:
         """The alerts that fire now, or are to wake somebody soon, as Prometheus has them, or as Alertmanager still does."""
@@ -130,15 +144,14 @@ class Watched:
         wait_until(calm, "the cluster to be calm", CALM_S, lambda: "\n".join([*self.active(), self.cluster.logs()]), 0.5)
 
     @contextlib.contextmanager
-    def fault(self, *pages: str) -> Iterator[Fault]:
+    def fault(self, *pages: str, outlast: Sequence[str] = ()) -> Iterator[Fault]:
         """Something is broken within, and mended; it is calm before and afterwards. Asserts that all of `pages` woke somebody, and nothing
-        else did."""
+        else did. Symptoms that `outlast` their cause may, when that is mended."""
         self.wait_calm()
         fault = Fault(self, len(self._told))
         yield fault
         self.wait_calm()
-        woken = [notice for notice in fault.notices if notice.firing and notice.receiver == "page"]
-        assert {notice.alert for notice in woken} == set(pages), woken
+        assert {notice.alert for notice in fault.pages} - set(outlast) == set(pages), fault.pages
 
 
 @dataclass
@@ -152,6 +165,11 @@ class Fault:
     @property
     def notices(self) -> list[Notice]:
         return self.watched._told[self._first :]
+
+    @property
+    def pages(self) -> list[Notice]:
+        """Those that woke somebody."""
+        return [notice for notice in self.notices if notice.firing and notice.receiver == "page"]
 
     def notice(self, alert: str, **labels: str) -> Notice | None:
         """That the alert fires with these labels; None as long as nobody was told."""
@@ -167,13 +185,33 @@ class Fault:
         assert notice.receiver == receiver
         print(f"{alert} {dict(notice.labels)}: after {notice.at - self.began:.1f} s, which may be {within_s:.0f} s")
 
+    def held_back(self, alert: str, by: str, **labels: str) -> None:
+        """Waits until it fires as well, and Alertmanager has told nobody of it, for the other one's sake, for twice as long as it waits
+        before it tells of anything."""
+
+        def held() -> bool:
+            return by in self.watched.held_back_by(alert, **labels)
+
+        more = lambda: f"{self.watched.active()}\n{self.notices}"  # noqa: E731
+        wait_until(held, f"{alert} to be held back by {by}", self.watched.longest_s(alert), more, 0.1)
+        since, long_s = time.monotonic(), 2 * self.watched.waits.group_s
+        wait_until(lambda: not held() or time.monotonic() - since > long_s, "it to be told of all the same", long_s + SLACK_S, more, 0.5)
+        assert held() and self.notice(alert, **labels) is None, more()
+        print(f"{alert} {labels}: held back by {by} for {time.monotonic() - since:.0f} s")
+
 
 @contextlib.contextmanager
 def watched(
-    directory: Path, *, times: float = FASTER, patience: float = PATIENCE, others: Sequence[str] = (), **settings: Any
+    directory: Path,
+    *,
+    times: float = FASTER,
+    patience: float = PATIENCE,
+    others: Sequence[str] = (),
+    namespace: str = "",
+    **settings: Any,
 ) -> Iterator[Watched]:
-    """Of a cluster with these settings, and what else there is to scrape; Alertmanager is always. Skips the test where Prometheus or
-    Alertmanager cannot be had."""
+    """Of a cluster with these settings, and what else there is to scrape; Alertmanager is always. `namespace`: what its processes are
+    labelled with, as on Kubernetes; empty: nothing. Skips the test where Prometheus or Alertmanager cannot be had."""
     for name in ("prometheus", "prometheus-alertmanager"):
         program(name)
     given = faster(rules(), times, patience)
@@ -185,11 +223,13 @@ def watched(
             config = yaml.safe_load(Path(cluster.record.run_dir, "observe/prometheus.yaml").read_text())
             config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
             config["rule_files"] = [str(directory / "rules.yaml")]
+            if namespace:
+                config["scrape_configs"][0]["relabel_configs"] = [{"target_label": "namespace", "replacement": namespace}]
             address = told.url.removeprefix("http://")
             config["scrape_configs"] += [{"job_name": "others", "static_configs": [{"targets": [address, *others]}]}]
             config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
             with prometheus(directory, config) as asked:
-                yield Watched(cluster, asked, told, receivers.notices, _longest_waits(given, routes))
+                yield Watched(cluster, asked, told, receivers.notices, Waits.of(given, routes))
 
 
 def _faster_routes(config: Mapping[str, Any], times: float, url: Callable[[str], str]) -> dict[str, Any]:
@@ -203,17 +243,25 @@ def _faster_routes(config: Mapping[str, Any], times: float, url: Callable[[str],
     return {**config, "route": route(config["route"]), "receivers": receivers}
 
 
-def _longest_waits(given: Mapping[str, Any], routes: Mapping[str, Any]) -> Callable[[str], float]:
-    """What an alert may take: the longest range that it looks at, for how long it is to be so, its group's wait, and slack."""
-    by_name = {rule["alert"]: rule for rule in alerts(given)}
-    group_waits = [seconds(route["group_wait"]) for route in (routes["route"], *routes["route"]["routes"]) if "group_wait" in route]
+@dataclass(frozen=True)
+class Waits:
+    """How long rules and routes let alerts wait."""
 
-    def longest(alert: str) -> float:
-        rule = by_name[alert]
+    rules: Mapping[str, Mapping[str, Any]]
+    """By their alerts."""
+    group_s: float
+    """The longest that Alertmanager does before it tells of a group of them for the first time."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], routes: Mapping[str, Any]) -> Waits:
+        waits = [seconds(route["group_wait"]) for route in (routes["route"], *routes["route"]["routes"]) if "group_wait" in route]
+        return cls({rule["alert"]: rule for rule in alerts(given)}, max(waits))
+
+    def longest_s(self, alert: str) -> float:
+        """What it may take: the longest range that it looks at, for how long it is to be so, its group's wait, and slack."""
+        rule = self.rules[alert]
         ranges = [seconds(found) for found in re.findall(r"\[(\w+)\]", rule["expr"])]
-        return max(ranges, default=0.0) + seconds(rule.get("for", "0s")) + max(group_waits) + SLACK_S
-
-    return longest
+        return max(ranges, default=0.0) + seconds(rule.get("for", "0s")) + self.group_s + SLACK_S
 
 
 class Load:

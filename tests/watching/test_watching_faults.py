@@ -112,6 +112,8 @@ def test_a_conductor_that_is_stopped(watching: Watched) -> None:
     """Its process does not answer either: of that nobody is told."""
     with watching.fault("SpringtideNoLeader") as fault, hanging(pids(watching, ["conductor-0"])):
         fault.told("SpringtideNoLeader", "page")
+        fault.held_back("SpringtideProcessDown", by="SpringtideNoLeader", instance="conductor-0")
+        assert [notice.alert for notice in fault.pages] == ["SpringtideNoLeader"], "one cause wakes somebody once"
 
 
 def test_valkey_that_is_away(watching: Watched) -> None:

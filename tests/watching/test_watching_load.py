@@ -20,7 +20,7 @@ import pytest
 from springtide.protocol import wire
 from springtide.protocol.instances import Role, RoleSwitch
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, hanging
 from tests.support.tmpfs import tmpfs
 from tests.support.waiting import wait_until
 from tests.support.watched import FASTER, SMALL, Load, watched
@@ -53,6 +53,18 @@ def test_a_pool_that_attempts_fill(model: Path, tmp_path: Path) -> None:
         Load(watching.cluster, clients=16, output_tokens=600, pause_s=0.01),
     ):
         fault.told("SpringtidePoolFull", "page", role="decode")
+
+
+def test_a_symptom_wakes_nobody_beside_its_cause(model: Path, tmp_path: Path) -> None:
+    """Without the only decode engine nothing can be served."""
+    with (
+        watched(tmp_path, **settings(model)) as watching,
+        watching.fault("SpringtideProcessDown", outlast=["SpringtideNoInstances"]) as fault,
+        hanging([pid for pid in [watching.cluster.pid_of("decode-0")] if pid is not None]),
+    ):
+        fault.told("SpringtideProcessDown", "page", instance="decode-0")
+        fault.held_back("SpringtideNoInstances", by="SpringtideProcessDown", role="decode")
+        assert [notice.alert for notice in fault.pages] == ["SpringtideProcessDown"], "one cause wakes somebody once"
 
 
 def test_an_error_budget_that_burns_and_a_role_that_nobody_has(model: Path, tmp_path: Path) -> None:
