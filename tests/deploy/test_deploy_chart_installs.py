@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import subprocess
@@ -16,11 +17,14 @@ import yaml
 from deploy.ca.authority import Authority, name_of
 from tests.support.chart import CHART, NAMESPACE, RELEASE, Object, rendered
 from tests.support.chart_tools import HELM, helm
-from tests.support.kubernetes_api import KubernetesApi
+from tests.support.dashboards import DASHBOARDS
+from tests.support.kubernetes_api import MOST_BYTES, KubernetesApi
 
-VALUES: dict[str, Any] = {"monitoring": {"podMonitor": {"enabled": True}}, "prefill": {"kind": "StatefulSet", "ssd": {"enabled": True}}}
+WATCHED = {"podMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboards": {"enabled": True}}
+VALUES: dict[str, Any] = {"monitoring": WATCHED, "prefill": {"kind": "StatefulSet", "ssd": {"enabled": True}}}
 OTHER_VALUES = {
     **VALUES,
+    "monitoring": {**WATCHED, "rules": {"enabled": True, "objective": 0.999}, "dashboards": {"enabled": True, "labels": {"shown": "yes"}}},
     "config": {"kv": {"arena_size": "1GiB"}},
     "conductor": {"replicas": 2},
     "gateway": {"pdb": {"enabled": False}, "route": {"enabled": True, "parentRefs": [{"name": "public"}]}},
@@ -82,7 +86,8 @@ class Helm:
 
 
 def content(found: Object) -> Object:
-    return {name: value for name, value in found.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    own = {name: value for name, value in found.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    return {**own, "labels": found["metadata"]["labels"]}
 
 
 @pytest.fixture(params=HELM)
@@ -103,6 +108,23 @@ def test_an_upgrade_changes_what_the_values_change_and_no_secret(cluster: Helm) 
     cluster.roll_back(1)
     assert cluster.is_as_rendered(VALUES)
     assert cluster.secrets() == secrets
+
+
+def test_rules_and_dashboards_come_change_and_go_like_all_else(cluster: Helm) -> None:
+    def dashboards(label: str) -> list[str]:
+        return [name for name, found in cluster.api.of_kind("ConfigMap").items() if label in found["metadata"]["labels"]]
+
+    def objective() -> str:
+        (rules,) = cluster.api.of_kind("PrometheusRule").values()
+        return str(rules["spec"]["groups"][0]["rules"][0]["expr"])
+
+    cluster.install(VALUES)
+    installed = dashboards("grafana_dashboard")
+    assert len(installed) == len(DASHBOARDS) and objective() == "vector(0.99)"
+    cluster.upgrade(OTHER_VALUES)
+    assert dashboards("shown") == installed and objective() == "vector(0.999)"
+    cluster.upgrade({**VALUES, "monitoring": {"podMonitor": {"enabled": True}}})
+    assert dashboards("shown") == dashboards("grafana_dashboard") == [] and not cluster.api.of_kind("PrometheusRule")
 
 
 def test_pools_on_ray_are_changed_like_all_else(cluster: Helm) -> None:
@@ -173,6 +195,13 @@ def test_the_volume_of_a_statefulset_is_as_it_was_made(cluster: Helm) -> None:
     cluster.install(VALUES)
     with pytest.raises(ValueError, match="volumeClaimTemplates: field is immutable"):
         cluster.upgrade({**VALUES, "prefill": {"kind": "StatefulSet", "ssd": {"enabled": True, "size": "1Ti"}}})
+
+
+def test_the_api_takes_no_dashboard_that_has_no_room_in_a_configmap(cluster: Helm, tmp_path: Path) -> None:
+    larger = shutil.copytree(CHART, tmp_path / "larger")
+    (larger / "files/dashboards/springtide-larger.json").write_text(json.dumps({"title": "x" * MOST_BYTES}))
+    with pytest.raises(ValueError, match="dashboard-larger: data: Too long"):
+        cluster("install", RELEASE, str(larger), "--disable-openapi-validation", values=VALUES)
 
 
 def test_the_api_takes_no_field_that_kubernetes_does_not_know(cluster: Helm) -> None:

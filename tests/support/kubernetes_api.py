@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "policy/v1": ("PodDisruptionBudget",),
     "gateway.networking.k8s.io/v1": ("GRPCRoute", "HTTPRoute"),
     "keda.sh/v1alpha1": ("ScaledObject",),
-    "monitoring.coreos.com/v1": ("PodMonitor",),
+    "monitoring.coreos.com/v1": ("PodMonitor", "PrometheusRule"),
     "ray.io/v1": ("RayCluster",),
 }
 CUSTOM = ("gateway.networking.k8s.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1", "ray.io/v1")
@@ -46,6 +46,8 @@ MUTABLE = {
 """The fields of a kind's spec that may be changed, where not all may."""
 FIXED = {"Deployment": ("selector",)}
 """And those that may not, where most may."""
+MOST_BYTES = 1 << 20
+"""Of the data of a ConfigMap or a Secret."""
 PROTOBUF = b"k8s\0"
 """How an object in Kubernetes' protobuf begins, as Helm writes its Secrets."""
 
@@ -144,6 +146,8 @@ class KubernetesApi:
             raise Refused(HTTPStatus.CONFLICT, "AlreadyExists", f'{key.kind} "{key.name}" already exists')
         if key.api_version not in CUSTOM and (problems := kubernetes_problems(VERSION, found)):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid", f"{key.kind} {key.name}: {'; '.join(problems)}")
+        if _data_bytes(found) > MOST_BYTES:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid", f"{key.kind} {key.name}: data: Too long: at most {MOST_BYTES} bytes")
         if there is not None and (changed := _changed_for_good(there, found)):
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid", f"{key.kind} {key.name}: {', '.join(changed)}: field is immutable")
         self._version += 1
@@ -168,6 +172,13 @@ def _replaced(found: Object, operations: Sequence[Object]) -> Object:
 
 def _key(found: Object) -> Key:
     return Key(found["apiVersion"], found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+
+
+def _data_bytes(found: Object) -> int:
+    if found["kind"] not in ("ConfigMap", "Secret"):
+        return 0
+    data = found.get("data", {}).values()
+    return sum(len(base64.b64decode(text) if found["kind"] == "Secret" else text.encode()) for text in data)
 
 
 def _changed_for_good(there: Object, found: Object) -> list[str]:
