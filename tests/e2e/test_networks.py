@@ -84,15 +84,16 @@ def test_a_stream_goes_on_while_the_conductor_is_cut_off(cluster: ScatteredClust
         assert waiting.result().token_ids == reference.greedy(prompts[1], OUTPUT_TOKENS)
 
 
+@pytest.mark.parametrize(("stages", "arena_size"), [(2, "1MiB"), (3, "512KiB")])
 def test_a_prefill_group_with_each_stage_in_a_network_of_its_own_is_exact(
-    switch: Switch, model: Path, reference: Reference, tmp_path: Path
+    switch: Switch, model: Path, reference: Reference, tmp_path: Path, stages: int, arena_size: str
 ) -> None:
     """What its stores have lost, each of them reads for its own layers from the decode node's; and what their arenas have no room for, from
     its own SSD."""
     prompt, others = prompt_of(5, 500), [prompt_of(seed, 500) for seed in range(6, 10)]
-    settings = {**SETTINGS, "prefill_node.chunk_tokens": 128, "kv.arena_size": "512KiB"}
+    settings = {**SETTINGS, "prefill_node.chunk_tokens": 128, "kv.arena_size": arena_size}
     settings |= {"kv.ssd_dir": str(tmp_path), "kv.ssd_size": "64MiB", "kv.demote_below": 1.0, "kv.demote_until": 1.0}
-    with ScatteredCluster(switch, model, stages=3, **settings) as cluster:
+    with ScatteredCluster(switch, model, stages=stages, **settings) as cluster:
         cold, cached = ask(cluster, prompt), ask(cluster, prompt)
         cluster.lose_blocks_of_group()
         remote = ask(cluster, prompt)
