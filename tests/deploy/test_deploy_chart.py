@@ -437,6 +437,26 @@ def test_pools_are_scaled_by_metrics_that_there_are() -> None:
     assert all(f'job="{NAMESPACE}/{json.loads(monitor)}"' in query for query in queries)
 
 
+def test_horizontal_pod_autoscalers_go_by_what_keda_goes_by() -> None:
+    keda, hpa, queries = dict[str, tuple[str, str]](), dict[str, tuple[str, str]](), []
+    values = {name: MATRIX["keda"][name] for name in ("prefill", "decode")}
+    for found in of_kind(rendered(values), "ScaledObject"):
+        for trigger in found["spec"]["triggers"]:
+            name = f"springtide_{found['metadata']['labels']['app.kubernetes.io/component']}_{trigger['name']}"
+            keda[name] = trigger["metricType"], trigger["metadata"]["threshold"]
+            queries.append(trigger["metadata"]["query"])
+    values["autoscaling"] = {"kind": "hpa"}
+    for found in of_kind(rendered(values), "HorizontalPodAutoscaler"):
+        for metric in (metric["external"] for metric in found["spec"]["metrics"]):
+            assert metric["metric"]["selector"] == {"matchLabels": {"namespace": NAMESPACE, "release": RELEASE}}
+            (amount,) = (value for name, value in metric["target"].items() if name != "type")
+            hpa[metric["metric"]["name"]] = metric["target"]["type"], amount
+    assert hpa == keda
+    command = [helm(4), "template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", "-"]
+    ended = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True)
+    assert re.findall(r"# By prometheus-adapter: (.*)", ended.stdout) == queries
+
+
 def test_prometheus_finds_the_metrics_of_every_process(objects: list[Object]) -> None:
     for found in of_kind(objects, "PodMonitor"):
         scraped = {endpoint["port"] for endpoint in found["spec"]["podMetricsEndpoints"]}
