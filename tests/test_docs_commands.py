@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -84,9 +85,9 @@ def given(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def found(words: Sequence[str]) -> tuple[Any, list[str]]:
+def found(words: Sequence[str], root: Any = ROOT) -> tuple[Any, list[str]]:
     """The command that is meant, and what it is given. Raises KeyError where there is none."""
-    command, rest = ROOT, list(words)
+    command, rest = root, list(words)
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         command = command.commands[rest.pop(0)]
     return command, rest
@@ -135,6 +136,19 @@ def test_a_command_that_is_spoken_of_is_there(page: str, command: list[str]) -> 
     _, left, _ = command_of.make_parser(command_of.context_class(command_of)).parse_args(args=rest)
     room = [each.nargs for each in command_of.params if each.param_type_name == "argument"]
     assert len(left) <= sum(room) or -1 in room, f"{page}: {left} are too many"
+
+
+@pytest.mark.parametrize(("page", "command"), [case for case in cases("blocks") if PurePosixPath(case.values[1][0]).name == "ray"])
+def test_ray_takes_what_it_is_told(page: str, command: list[str]) -> None:
+    scripts = pytest.importorskip("ray.scripts.scripts")
+    command_of, rest = found(command[1:], scripts.cli)
+    command_of.make_context(page, rest)
+
+
+def test_extras_that_are_to_be_installed_are_there() -> None:
+    extras = tomllib.loads(Path(REPOSITORY, "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for page in PAGES for name in re.findall(r"springtide\[([\w,]+)\]", Path(REPOSITORY, page).read_text())}
+    assert named and {each for name in named for each in name.split(",")} <= extras.keys()
 
 
 @pytest.mark.parametrize("page", PAGES)
