@@ -1,25 +1,33 @@
-"""The Helm chart's commands, executed: what Kubernetes would start serves requests and is scraped, and an upgrade to other values replaces
-every pod that serves without a stream being lost."""
+"""The Helm chart's commands, executed: what Kubernetes would start serves requests and is scraped, pools are scaled by what Prometheus then
+knows, and an upgrade to other values replaces every pod under load without an answer being lost."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
+import signal
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
+from springtide.config import LOOPBACK, TlsConfig
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
-from tests.support.chart import RELEASE, rendered
+from tests.support.chart import NAMESPACE, RELEASE, Object, of_kind, pods, rendered, selected
 from tests.support.chart_pods import PATIENCE_S, Cluster, Pod, one_of_each
+from tests.support.clients import WORKERS, Load, Questions
+from tests.support.cluster import metric_at
+from tests.support.prometheus import prometheus
 from tests.support.waiting import wait_until
 
 VALUES = {
@@ -31,11 +39,13 @@ VALUES = {
 }
 OTHER_VALUES = {
     **VALUES,
-    "config": {"kv": {"arena_size": "48MiB"}, "dtype": "float32", "log": {"format": "json"}},
-    "model": {"servedName": "moonlight"},
+    "config": {"kv": {"arena_size": "96MiB"}, "dtype": "float32", "log": {"format": "json"}},
     "tls": {"renewSeconds": 3600},
     "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 30},
 }
+AUTHORITY = f"{RELEASE}-springtide-authority"
+PROMPTS = ("Once upon a time", "The capital of France is", "def fibonacci(n):", "The tides of the sea are")
+OUTPUT_TOKENS = 120
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="wants root"), pytest.mark.timeout(400)]
 
 
@@ -128,6 +138,64 @@ def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: 
             httpx.get(url, verify=nobody, trust_env=False)
 
 
+def scraped(monitor: Object, cluster: Cluster, objects: Sequence[Object], certificate: Path) -> Iterator[dict[str, Any]]:
+    """How Prometheus scrapes the pods, as prometheus-operator has it do for a PodMonitor."""
+    job = f"{NAMESPACE}/{monitor['metadata']['name']}"
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        targets = []
+        for pod in cluster.pods.values():
+            (described,) = selected({"app.kubernetes.io/component": pod.name.partition("-")[0]}, objects)
+            if monitor["spec"]["selector"]["matchLabels"].items() <= described.labels.items() and endpoint["port"] in described.ports():
+                known = {"name": pod.name, "label_app_kubernetes_io_component": described.component()}
+                labels = {f"__meta_kubernetes_pod_{name}": value for name, value in known.items()}
+                targets.append({"targets": [f"{pod.address}:{described.ports()[endpoint['port']]}"], "labels": labels})
+        own = [{"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"}]
+        own += [{"target_label": name, "replacement": value} for name, value in (("namespace", NAMESPACE), ("job", job))]
+        names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+        own += [{names.get(name, name): value for name, value in one.items()} for one in endpoint["relabelings"]]
+        files = {name: str(certificate / file) for name, file in (("ca_file", "ca.crt"), ("cert_file", "tls.crt"), ("key_file", "tls.key"))}
+        yield {
+            "job_name": f"podMonitor/{job}/{endpoint['port']}",
+            "metrics_path": endpoint["path"],
+            "scheme": endpoint["scheme"],
+            "tls_config": files,
+            "static_configs": targets,
+            "relabel_configs": own,
+        }
+
+
+def as_keda_reads(answer: Sequence[dict[str, Any]]) -> float | None:
+    """One series, and a number; else it is an error."""
+    values = [float(series["value"][1]) for series in answer]
+    return values[0] if len(values) == 1 and math.isfinite(values[0]) else None
+
+
+def test_pools_are_scaled_by_what_prometheus_knows_of_the_pods(cluster: Cluster, tmp_path: Path) -> None:
+    """Which is a number for each trigger, and none where it knows nothing."""
+    scaling = {"enabled": True, "latencySeconds": 2.5}
+    objects = rendered({**VALUES, "prefill": {"autoscaling": {**scaling, "queuedTokens": 1000}}, "decode": {"autoscaling": scaling}})
+    queries = {
+        f"{found['metadata']['name']} {trigger['name']}": trigger["metadata"]["query"]
+        for found in of_kind(objects, "ScaledObject")
+        for trigger in found["spec"]["triggers"]
+    }
+    assert len(queries) == 8
+    as_prometheus(cluster, tmp_path)
+    (monitor,) = of_kind(objects, "PodMonitor")
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": list(scraped(monitor, cluster, objects, tmp_path))}
+    with prometheus(tmp_path, config) as asked:
+
+        def read() -> dict[str, float | None]:
+            return {name: as_keda_reads(asked.query(query)) for name, query in queries.items()}
+
+        scrapes = "count_over_time(up[1h])"
+        wait_until(lambda: len(asked.query(f"{scrapes} >= 2")) == len(asked.query(scrapes)) == 6, "all to be scraped", poll_s=0.5)
+        assert is_whole(list(stream(cluster.pods["gateway-0"], 50)))
+        wait_until(lambda: None not in read().values(), "each to be a number", more=lambda: str(read()), poll_s=0.5)
+        before = str(time.time() - 3600)
+        assert not any(asked.get("/api/v1/query", query=query, time=before)["data"]["result"] for query in queries.values())
+
+
 def test_valkey_lets_in_who_has_a_certificate_and_the_password(cluster: Cluster, tmp_path: Path) -> None:
     for name, content in cluster.secret(f"{RELEASE}-springtide-prometheus").items():
         (tmp_path / name).write_bytes(content)
@@ -159,14 +227,13 @@ def test_commands_of_the_cluster_are_given_in_a_pod(cluster: Cluster) -> None:
 
 
 def test_another_authority_takes_the_place_of_one_while_a_stream_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    name, pods = f"{RELEASE}-springtide-authority", ("valkey-0", "conductor-0", "prefill-0", "decode-0", "gateway-0")
-    (tmp_path / "authority.pem").write_bytes(cluster.secret(name)["authority.pem"])
+    (tmp_path / "authority.pem").write_bytes(cluster.secret(AUTHORITY)["authority.pem"])
 
     def follow() -> None:
         """Has all pods know of what is in the directory."""
-        cluster.change_secret(name, "authority.pem", (tmp_path / "authority.pem").read_bytes())
+        cluster.change_secret(AUTHORITY, "authority.pem", (tmp_path / "authority.pem").read_bytes())
         until = time.monotonic() + PATIENCE_S
-        for pod in pods:
+        for pod in SERVING:
             command = ("certificates", "cat", "/run/springtide/tls/ca.crt")
             while cluster.pods[pod].execute(*command).stdout != Authority.open(tmp_path).bundle.decode():
                 assert time.monotonic() < until, pod
@@ -190,25 +257,51 @@ def test_another_authority_takes_the_place_of_one_while_a_stream_goes_on(cluster
     assert is_whole(list(stream(cluster.pods["gateway-2"], 5)))
 
 
-def test_an_upgrade_to_other_values_replaces_every_pod_and_loses_no_stream(cluster: Cluster) -> None:
+def with_a_certificate(cluster: Cluster, directory: Path) -> TlsConfig:
+    """Of the authority that the cluster has now."""
+    (directory / "authority.pem").write_bytes(cluster.secret(AUTHORITY)["authority.pem"])
+    identity = Identity(directory / "tls")
+    issue_to(identity, Authority.open(directory), "a test", (LOOPBACK,))
+    return identity.settings
+
+
+def test_an_upgrade_to_other_values_replaces_every_pod_under_load_and_loses_no_answer(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, as Kubernetes does it; each answer is compared with what it is in calm. Who asks while there is no Conductor may be told to
+    come again, and nobody else."""
+    old, new = ({each.component(): each.template for each in pods(rendered(values))} for values in (VALUES, OTHER_VALUES))
+    assert {name for name in old if old[name] != new[name]} == {"valkey", "conductor", "prefill", "decode", "gateway"}
+    gateways = [name for name in cluster.pods if name.startswith("gateway-")]
+    url, tls = f"http://{cluster.address(f'{RELEASE}-springtide')}:8000/v1", with_a_certificate(cluster, tmp_path)
+    calm = Questions(model_of(cluster.pods["gateway-0"]), PROMPTS.__getitem__)
+    calm.learn_in_calm(url, [(number, OUTPUT_TOKENS) for number in range(len(PROMPTS))])
     cluster.upgrade(rendered(OTHER_VALUES))
-    cluster.start("prefill-1", "decode-1", "gateway-1")
-    lines = stream(cluster.pods["gateway-0"], 400)
-    first = next(lines)
-    with ThreadPoolExecutor() as client:
-        rest = client.submit(list, lines)
-        ended = cluster.stop("prefill-0", "decode-0")
-        assert not rest.done()
-        ended |= cluster.stop("gateway-0")
-        assert is_whole([first, *rest.result()])
-    ended |= cluster.stop("conductor-0")
-    cluster.start("conductor-0")
+    old_decode = f"{cluster.pods['decode-0'].address}:9400"
+    with Load(calm, [url], logs=cluster.logs) as load, ThreadPoolExecutor() as kubelets:
+        load.wait_under_way()  # by connections that they keep, to gateways of before
+        cluster.start("prefill-1", "decode-1", "gateway-1")
+        load.wait_under_way()
+        wait_until(lambda: metric_at(old_decode, "springtide_decode_attempts_running", None, tls) > 0, "streams there", PATIENCE_S)
+        deployments = kubelets.submit(cluster.stop, "prefill-0", "decode-0", *gateways)
+        ended = cluster.stop("valkey-0")
+        cluster.start("valkey-0")
+        answered = len(load.answers)
+        ended |= cluster.stop("conductor-0")
+        cluster.start("conductor-0")
+        back = time.monotonic()
+        ended |= deployments.result()
+        load.wait_answered(WORKERS)
+    with capsys.disabled():
+        print(f"\n{load.summary()}")
+    load.check(but=[answer for answer in load.answers[answered:] if answer.refused_with == 503 and answer.began < back])
     assert ended == {
+        "valkey-0": {"relay": 128 + signal.SIGTERM},
+        "conductor-0": {"conductor": 0},
         "prefill-0": {"prefill": 0, "store": 0},
         "decode-0": {"decode": 0, "store": 0},
-        "gateway-0": {"gateway": 0},
-        "conductor-0": {"conductor": 0},
+        **{name: {"gateway": 0} for name in gateways},
     }
-    assert model_of(cluster.pods["gateway-1"]) == "moonlight"
-    assert is_whole(list(stream(cluster.pods["gateway-1"], 5)))
-    assert cluster.pods["decode-1"].containers["decode"].log.read_text().startswith("{")
+    for pod in ("conductor-0", "prefill-1", "decode-1", "gateway-1"):
+        for name in ended[pod.replace("1", "0")]:
+            assert cluster.pods[pod].containers[name].log.read_text().startswith("{"), f"{pod}/{name} has the settings of before"

@@ -25,6 +25,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.local.logs import last_lines
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
 from tests.support.chart_environment import command_line, contents, quantity, variables
 from tests.support.chart_services import Address, Services
@@ -358,6 +359,15 @@ class Cluster:
     def here(self) -> str:
         """The address at which pods reach who is outside."""
         return self._switch.here
+
+    def address(self, service: str) -> str:
+        """Of a Service."""
+        return self._hosts[service]
+
+    def logs(self) -> str:
+        """The end of what each container has said."""
+        containers = [container for pod in self._all for container in pod.containers.values()]
+        return "\n".join(f"--- {container.name}\n{last_lines(container.log, 15)}" for container in containers)
 
     def upgrade(self, objects: Sequence[Object]) -> None:
         """Services, and pods that start from now on, are of these objects; Secrets that the chart keeps are as they were."""

@@ -7,7 +7,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 import openai
@@ -31,6 +33,8 @@ class Questions:
     """What is asked of a model, and the text that is the answer."""
 
     model: str
+    prompt: Callable[[int], str | list[int]] = prompt_of
+    """By its number."""
     wanted: dict[Asked, str] = field(default_factory=dict)
 
     def learn(self, grpc_address: str, reference: Reference, asked: Sequence[Asked]) -> None:
@@ -40,6 +44,13 @@ class Questions:
             assert said.token_ids == reference.greedy(prompt_of(seed), num_tokens)
             self.wanted[seed, num_tokens] = said.text
 
+    def learn_in_calm(self, base_url: str, asked: Sequence[Asked]) -> None:
+        """What is answered now, all at once, is the answer from now on."""
+        with ThreadPoolExecutor(len(asked)) as threads:
+            for answer in threads.map(lambda each: ask(self, base_url, *each), asked):
+                assert answer.whole, answer
+                self.wanted[answer.asked] = answer.text
+
 
 @dataclass
 class Answer:
@@ -47,14 +58,19 @@ class Answer:
 
     asked: Asked
     began: float
+    whole: bool = False
+    """Whether it ended once, and is as long as was asked for."""
     right: bool = False
+    """Whether it is whole, and what it has to be."""
     error: str | None = None
+    refused_with: int | None = None
+    """The status, where nothing of an answer came."""
     ttft_s: float = 0.0
     longest_gap_s: float = 0.0
+    text: str = field(default="", repr=False)
 
 
-def ask(questions: Questions, base_url: str, seed: int, num_tokens: int, on_piece: Callable[[], None] = lambda: None) -> Answer:
-    """Right is an answer that is the reference's, ended once, and is as long as was asked for."""
+def ask(questions: Questions, base_url: str, seed: int, num_tokens: int, on_piece: Callable[[], object] = lambda: None) -> Answer:
     with _client_of(base_url) as client:
         return _asked_of(client, questions, Answer((seed, num_tokens), time.monotonic()), on_piece)
 
@@ -63,13 +79,13 @@ def _client_of(base_url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120, http_client=httpx.Client(trust_env=False))
 
 
-def _asked_of(client: openai.OpenAI, questions: Questions, answer: Answer, on_piece: Callable[[], None]) -> Answer:
+def _asked_of(client: openai.OpenAI, questions: Questions, answer: Answer, on_piece: Callable[[], object]) -> Answer:
     seed, num_tokens = answer.asked
-    text, finishes, counted, last = "", [], [], answer.began
+    finishes, counted, last = [], [], answer.began
     try:
         stream = client.completions.create(
             model=questions.model,
-            prompt=prompt_of(seed),
+            prompt=questions.prompt(seed),
             max_tokens=num_tokens,
             temperature=0,
             stream=True,
@@ -81,18 +97,20 @@ def _asked_of(client: openai.OpenAI, questions: Questions, answer: Answer, on_pi
             for choice in chunk.choices:
                 now = time.monotonic()
                 on_piece()
-                if not text:
+                if not answer.text:
                     answer.ttft_s = now - answer.began
                 else:
                     answer.longest_gap_s = max(answer.longest_gap_s, now - last)
                 last = now
-                text += choice.text
+                answer.text += choice.text
                 finishes += [choice.finish_reason] if choice.finish_reason else []
     except (openai.OpenAIError, httpx.HTTPError) as error:
         took_s = time.monotonic() - answer.began
-        answer.error = f"{type(error).__name__}: {error} ({error.__cause__!r}) after {took_s:.2f} s and {len(text)} characters"
+        answer.error = f"{type(error).__name__}: {error} ({error.__cause__!r}) after {took_s:.2f} s and {len(answer.text)} characters"
+        answer.refused_with = error.status_code if isinstance(error, openai.APIStatusError) else None
         return answer
-    answer.right = text == questions.wanted[answer.asked] and finishes == ["length"] and counted == [num_tokens]
+    answer.whole = finishes == ["length"] and counted == [num_tokens]
+    answer.right = answer.whole and answer.text == questions.wanted.get(answer.asked)
     return answer
 
 
@@ -112,6 +130,8 @@ class Load:
         self._asked = [asked for asked in questions.wanted if longest is None or asked[1] <= longest]
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(WORKERS)]
+        self._under_way: dict[int, Answer] = {}
+        """Those of which a part has come, by their clients."""
         self.answers: list[Answer] = []
 
     def __enter__(self) -> Load:
@@ -129,8 +149,14 @@ class Load:
         with _client_of(self._urls[number % len(self._urls)]) as client:
             while not self._stop.is_set():
                 answer = Answer(chance.choice(self._asked), time.monotonic())
-                self.answers.append(_asked_of(client, self._questions, answer, lambda: None))
+                _asked_of(client, self._questions, answer, partial(self._under_way.setdefault, number, answer))
+                self._under_way.pop(number, None)
+                self.answers.append(answer)
                 self._stop.wait(self._pause_s)
+
+    def wait_under_way(self) -> None:
+        """Until every client is in the middle of an answer."""
+        wait_until(lambda: len(self._under_way) == WORKERS, "all to be answered at once", PATIENCE_S, self._logs)
 
     def wait_answered(self, more: int) -> None:
         enough = len(self.answers) + more
