@@ -16,8 +16,8 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 	@exec $(BIN)/springtide up --die-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev lint ## every check and test
-	$(BIN)/pytest -n 3 --dist loadfile --ignore tests/e2e --ignore tests/hosts --ignore tests/watching $(ARGS)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" tests/e2e --durations 10 $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/e2e --ignore tests/hosts --ignore tests/watching $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" tests/e2e --durations 10 $(ARGS)
 	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
 
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## instructor, OpenAI's agents and lm-eval, unmodified, from an environment of their own

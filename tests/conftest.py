@@ -13,6 +13,17 @@ from tests.support.tally import Tally
 
 _INJECTED = "injected faults"
 """The property of a test's report in which its line travels."""
+_LONG = (
+    "tests/deploy/test_deploy_chart_runs",
+    "tests/deploy/test_deploy_docker.py",
+    "tests/e2e/test_bfloat16.py",
+    "tests/e2e/test_exactness.py",
+    "tests/e2e/test_failure.py",
+    "tests/e2e/test_joining.py",
+    "tests/e2e/test_structured_output.py",
+    "tests/e2e/test_two_gateways.py",
+)
+"""Files that take minutes. They come first: of several workers none is to begin one of them when the others are at their ends."""
 
 
 # Where tests run side by side, a thread more in each is no gain: they wait for one another, and burn the processors while they do.
@@ -38,6 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need an RDMA device are skipped where there is none; `make test-rdma` runs them in a virtual machine that has some."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     problem = rdma_problem()
     if problem is not None:
         for item in items:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,14 +16,29 @@ from springtide.process import ProcessArguments
 from tests.support.valkey import new_valkey
 
 
+@pytest.fixture(scope="session", autouse=True)
+def loaded() -> Iterator[Callable[[ModelInfo], Tokenizer]]:
+    """What reads a model's tokenizer, as gateways do, but each only once: it takes longer than most tests."""
+    made: dict[str, Tokenizer] = {}
+
+    def load_once(info: ModelInfo) -> Tokenizer:
+        if info.path not in made:
+            made[info.path] = load_tokenizer(info)
+        return made[info.path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.app.load_tokenizer", load_once)
+        yield load_once
+
+
 @pytest.fixture(scope="session")
 def model_info() -> ModelInfo:
     return describe("demo")
 
 
 @pytest.fixture(scope="session")
-def tokenizer(model_info: ModelInfo) -> Tokenizer:
-    return load_tokenizer(model_info)
+def tokenizer(model_info: ModelInfo, loaded: Callable[[ModelInfo], Tokenizer]) -> Tokenizer:
+    return loaded(model_info)
 
 
 @pytest.fixture(scope="session")

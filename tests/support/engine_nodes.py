@@ -32,6 +32,7 @@ from springtide.protocol.outputs import AttemptFailed, Failure, Finish, PrefillD
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import channels, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from tests.support.profiles import TINY_PROFILE
 from tests.support.valkey import new_valkey
 from tests.support.waiting import until
 
@@ -40,14 +41,15 @@ EOS = 2
 
 
 class EngineNodes:
-    """`async with EngineNodes(run_dir, model, decode=1, kv={...}) as nodes`: ready when entered, gone when left. float32."""
+    """`async with EngineNodes(run_dir, model, decode=1, kv={...}) as nodes`: ready when entered, gone when left. float32. What the
+    model costs is not measured."""
 
     def __init__(self, run_dir: Path, model: Path, make_transport: MakeTransport | None = None, **settings: Any) -> None:
         """`make_transport` makes the transports of every store."""
         self._run_dir = run_dir
         self._make_transport = make_transport
         self._valkey = new_valkey()
-        settings = {"model": str(model), "dtype": "float32", "device": "cpu", **settings}
+        settings = {"model": str(model), "dtype": "float32", "device": "cpu", "profile": TINY_PROFILE, **settings}
         self.info = describe(settings["model"])
         self._settings = settings
         self.stores: dict[str, Store] = {}
