@@ -17,6 +17,7 @@ from tests.engine.sequences import Harness
 from tests.support.cluster import Cluster
 from tests.support.generate import Generated, generate
 from tests.support.models import demo_gguf
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
 
 pytestmark = pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX2")
@@ -50,6 +51,7 @@ def cluster() -> Iterator[Cluster]:
         dtype="bfloat16",
         device="cpu",
         decode=2,
+        profile=DEMO_PROFILE,
         kv={"arena_size": "512MiB"},
         prefill_node={"chunk_tokens": 200, "threads": 1},
         decode_node={"threads": 1},
@@ -87,7 +89,7 @@ def test_answers_are_the_same_in_a_batch(cluster: Cluster, engine: Engine) -> No
 @pytest.mark.parametrize("part", ["engine", "store"])
 @pytest.mark.timeout(400)  # an oracle with one thread
 def test_answers_are_the_same_after_a_move_to_another_node(cluster: Cluster, engine: Engine, part: str) -> None:
-    prompts = [random_prompt(seed=sum(part.encode()) + 1000 * number, length=150 + 50 * number) for number in range(4)]
+    prompts = [random_prompt(seed=sum(part.encode()) + 1000 * number, length=150 + 50 * number) for number in range(2)]
     begun = [Event() for _ in prompts]
     before = cluster.metric("conductor-0", RESCHEDULES)
 

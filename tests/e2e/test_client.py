@@ -10,6 +10,8 @@ import pytest
 from springtide.client import AsyncClient, BatchRequest, Client
 from springtide.errors import SpringtideError
 from tests.support.cluster import Cluster
+from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 RULES = [{"role": "system", "content": "Rules of the house: " + " ".join(f"rule {number} is kept." for number in range(60))}]
 QUESTION = {"role": "user", "content": "What is rule 7?"}
@@ -17,8 +19,9 @@ SHORT = {"max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(prefill=1, decode=1, kv={"arena_size": "256MiB"}, max_context=2048) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    model = make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE, kv={"arena_size": "256MiB"}, max_context=2048) as cluster:
         yield cluster
 
 

@@ -12,16 +12,19 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.waiting import wait_until
 
-PROMPT = [7 + number % 900 for number in range(200)]
+PROMPT = [7 + number % 240 for number in range(200)]
 OUTPUT_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    server = {"separate_gateway": True}
-    with Cluster(prefill=1, decode=2, server=server, kv={"arena_size": "128MiB", "block_tokens": 32}, max_context=1000) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    tiny = {"model": str(make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")), "dtype": "float32", "profile": TINY_PROFILE}
+    kv = {"arena_size": "128MiB", "block_tokens": 32}
+    with Cluster(**tiny, prefill=1, decode=2, server={"separate_gateway": True}, kv=kv, max_context=1000) as cluster:
         yield cluster
 
 

@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.commands.metrics_reference import CONDUCTOR, DECODE, GATEWAY, PREFILL, STORE, all_metrics, described_name
 from tests.support.cluster import Cluster
 from tests.support.label_bounds import unbounded
+from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.prometheus import program
 
 ROLES = {
@@ -29,8 +31,9 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    tiny = {"model": str(make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")), "dtype": "float32", "profile": TINY_PROFILE}
     kv = {"ssd_dir": str(tmp_path_factory.mktemp("ssd")), "ssd_size": 64 << 20}
-    with Cluster(kv=kv, server={"separate_gateway": True}, conductor={"admission": "baseline"}) as cluster:
+    with Cluster(**tiny, kv=kv, server={"separate_gateway": True}, conductor={"admission": "baseline"}) as cluster:
         yield cluster
 
 

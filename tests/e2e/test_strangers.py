@@ -38,6 +38,7 @@ from springtide.rpc.frames import SCHEDULE
 from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 
 TIMEOUT_S = 10
@@ -50,20 +51,29 @@ SERVICES = (
 )
 
 
-SETTINGS: dict[str, Any] = {"server": {"separate_gateway": True}, "kv": {"arena_size": "256MiB"}}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "profile": TINY_PROFILE,
+    "server": {"separate_gateway": True},
+    "kv": {"arena_size": "256MiB"},
+}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(**SETTINGS) as cluster:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def cluster(model: str) -> Iterator[Cluster]:
+    with Cluster(**SETTINGS, model=model) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def certified(model: str) -> Iterator[Cluster]:
     """Whose processes have certificates, as in a cluster of several machines."""
-    model = make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-    with Cluster(**SETTINGS, model=str(model), dtype="float32", join_port=0, valkey_port=0) as cluster:
+    with Cluster(**SETTINGS, model=model, join_port=0, valkey_port=0) as cluster:
         yield cluster
 
 

@@ -14,15 +14,21 @@ import pytest
 
 from tests.chaos.cluster import ExtraGateway
 from tests.support.cluster import Cluster
+from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 from tests.support.streams import StreamEnd, stream
 
 GATEWAYS = ("gateway-0", "gateway-1")
 STORES = ("prefill-0-store", "decode-0-store")
 STREAMS_EACH = 3
-OUTPUT_TOKENS, KILLED_TOKENS = 60, 400
+OUTPUT_TOKENS, KILLED_TOKENS = 60, 1200
 """Where one is killed, enough that no stream has ended when the last one begins."""
 BROKEN = "broken"
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return random_prompt(seed, length, 10, 250)
 
 
 class TwoGateways:
@@ -57,7 +63,7 @@ class TwoGateways:
 
     def stream(self, name: str, seed: int, output_tokens: int, begun: Event) -> StreamEnd | str:
         try:
-            return stream(self.cluster, random_prompt(seed, 100), output_tokens, begun.set, self.url(name))
+            return stream(self.cluster, prompt_of(seed, 100), output_tokens, begun.set, self.url(name))
         except httpx.HTTPError:
             return BROKEN
 
@@ -79,8 +85,10 @@ class TwoGateways:
 
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoGateways]:
-    settings = {"server": {"separate_gateway": True}, "conductor": {"admission": "baseline"}, "kv": {"arena_size": "512MiB"}}
-    with Cluster(dtype="float32", **settings) as cluster:
+    shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8}
+    model = make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", **shape)
+    settings = {"server": {"separate_gateway": True}, "conductor": {"admission": "baseline"}, "kv": {"arena_size": "256MiB"}}
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE, **settings) as cluster:
         both = TwoGateways(cluster, tmp_path_factory.mktemp("gateways"))
         try:
             yield both
@@ -108,23 +116,23 @@ def test_one_is_killed_and_the_other_goes_on(gateways: TwoGateways, victim: str)
     (survivor,) = set(GATEWAYS) - {victim}
     assert ends[survivor] == [StreamEnd(KILLED_TOKENS, ("length",), ())] * STREAMS_EACH
     assert ends[victim] == [BROKEN] * STREAMS_EACH, "they ended before the kill"
-    assert len(gateways.complete(survivor, random_prompt(200, 50), 4)["choices"]) == 1
+    assert len(gateways.complete(survivor, prompt_of(200, 50), 4)["choices"]) == 1
     gateways.wait_nothing_held()
     gateways.wait_revived(victim)
-    assert len(gateways.complete(victim, random_prompt(201, 50), 4)["choices"]) == 1
+    assert len(gateways.complete(victim, prompt_of(201, 50), 4)["choices"]) == 1
 
 
 def test_a_conversation_goes_on_at_the_other_gateway(gateways: TwoGateways) -> None:
     """What was computed for one is found by the other."""
-    prompt = random_prompt(300, 640)
+    prompt = prompt_of(300, 640)
     assert gateways.cached("gateway-0", prompt) == 0
     assert gateways.cached("gateway-1", prompt) == gateways.cached("gateway-0", prompt) == 576
-    assert gateways.cached("gateway-1", [*prompt, *random_prompt(301, 64)]) == 640
+    assert gateways.cached("gateway-1", [*prompt, *prompt_of(301, 64)]) == 640
 
 
 def test_a_tenant_is_the_same_at_both(gateways: TwoGateways) -> None:
     """Its blocks are found at either, and nobody else's are."""
-    prompt = random_prompt(400, 640)
+    prompt = prompt_of(400, 640)
     assert gateways.cached("gateway-0", prompt, "acme") == 0
     assert gateways.cached("gateway-1", prompt, "acme") == 576
     assert gateways.cached("gateway-1", prompt, "zeta") == gateways.cached("gateway-0", prompt) == 0
@@ -132,6 +140,6 @@ def test_a_tenant_is_the_same_at_both(gateways: TwoGateways) -> None:
 
 
 def test_both_give_the_same_answer(gateways: TwoGateways) -> None:
-    prompt = random_prompt(500, 300)
+    prompt = prompt_of(500, 300)
     answers = [gateways.complete(name, prompt, 16)["choices"][0]["text"] for name in GATEWAYS]
     assert answers[0] == answers[1]
