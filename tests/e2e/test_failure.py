@@ -1,30 +1,39 @@
-"""Whatever dies in the middle of streams: each accepted request gets exactly one terminal reply, and the slots come back."""
+"""Whatever dies, or switches its role, in the middle of streams: each accepted request gets exactly one terminal reply, and the slots come
+back."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import threading
 
+import grpc
 import httpx
 import pytest
 
+from springtide.membership import Member
+from springtide.protocol import wire
+from springtide.protocol.instances import Role, RoleSwitch
+from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support import streams
 from tests.support.cluster import Cluster
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
 from tests.support.streams import StreamEnd
 
 NUM_STREAMS = 6
-OUTPUT_TOKENS = 60
+OUTPUT_TOKENS, SWITCH_TOKENS = 60, 80
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(prefill=2, decode=2, server={"separate_gateway": True}) as cluster:
+    with Cluster(prefill=2, decode=2, server={"separate_gateway": True}, profile=DEMO_PROFILE) as cluster:
         yield cluster
 
 
-def stream(cluster: Cluster, seed: int, on_first_token) -> StreamEnd:
-    return streams.stream(cluster, random_prompt(seed, length=200 + 50 * seed), OUTPUT_TOKENS, on_first_token)
+def stream(cluster: Cluster, seed: int, on_token, output_tokens: int = OUTPUT_TOKENS, more: int = 50) -> StreamEnd:
+    """`more`: tokens of the prompt that it has beyond that of the seed before."""
+    return streams.stream(cluster, random_prompt(seed, length=200 + more * seed), output_tokens, on_token)
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "prefill-1-store", "decode-0", "decode-1-store", "conductor-0", "valkey"])
@@ -86,3 +95,70 @@ def test_a_hot_prefix_spreads_to_both_prefill_nodes(cluster: Cluster) -> None:
     assert min(blocks) > 0, "only one prefill node worked on the hot prefix"
     transfers = sum(cluster.metric(f"prefill-{index}-store", "springtide_store_fetched_bytes_total") for index in (0, 1))
     assert transfers >= 23 * 64 * 23_040, "no node fetched the prefix from another"
+
+
+def engine(cluster: Cluster, name: str) -> Member:
+    return next(member for member in cluster.members() if member.member_id == name and member.role != "store")
+
+
+def switch(cluster: Cluster, name: str, role: str, drain_s: float) -> None:
+    member = engine(cluster, name)
+    with grpc.insecure_channel(member.address) as channel:
+        stub = PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
+        stub.SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(Role(role), drain_s)), timeout=10, metadata=cluster.metadata)
+
+
+def roles(cluster: Cluster) -> dict[str, str]:
+    """Of the instances that the Conductor would place requests on."""
+    return {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances if instance.ready}
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "drain_ms", "afterwards"),
+    [
+        ("decode-1", "prefill", 30_000.0, {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "prefill"}),
+        ("decode-1", "decode", 0.0, {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"}),
+        ("decode-0", "prefill", 0.0, {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "prefill", "decode-1": "decode"}),
+    ],
+    ids=["decode to prefill, in its own time", "and back, at once", "another, in the middle of its streams"],
+)
+def test_no_request_is_lost_when_an_instance_switches_its_role(
+    cluster: Cluster, name: str, role: str, drain_ms: float, afterwards: dict[str, str]
+) -> None:
+    pid, incarnation = cluster.pid_of(name), engine(cluster, name).incarnation
+    turn, seen, ordered = threading.Lock(), itertools.count(1), []
+
+    def switch_once() -> None:
+        with turn:
+            if next(seen) >= 4 * NUM_STREAMS and not ordered:
+                ordered.append(name)
+                switch(cluster, name, role, drain_ms)
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
+        ends = list(threads.map(lambda seed: stream(cluster, seed, switch_once, SWITCH_TOKENS, more=10), range(2 * NUM_STREAMS)))
+
+    assert ordered
+    assert ends == [StreamEnd(SWITCH_TOKENS, ("length",), ())] * (2 * NUM_STREAMS)
+    cluster.wait_until(lambda: roles(cluster) == afterwards, "the Conductor to know the new roles")
+    assert engine(cluster, name).incarnation != incarnation
+    assert cluster.pid_of(name) == engine(cluster, name).pid == pid, "it is the same process, and its supervisor knows it"
+    for node in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+        cluster.wait_metric(f"{node}-store", "springtide_store_slots", lambda slots: slots == 0, labels={"state": "in_use"})
+        cluster.wait_metric(f"{node}-store", "springtide_store_slots", lambda slots: slots == 0, labels={"state": "quarantined"})
+
+
+def test_it_serves_in_its_new_role(cluster: Cluster) -> None:
+    """decode-0 has become a prefill instance above."""
+    assert roles(cluster)["decode-0"] == "prefill"
+    with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
+        seeds = range(100, 100 + 2 * NUM_STREAMS)
+        ends = list(threads.map(lambda seed: stream(cluster, seed, lambda: None, SWITCH_TOKENS, more=10), seeds))
+    assert ends == [StreamEnd(SWITCH_TOKENS, ("length",), ())] * (2 * NUM_STREAMS)
+    assert cluster.metric("decode-0", "springtide_prefill_tokens_total") > 0
+    assert cluster.metric("decode-0", "springtide_decode_tokens_total") == 0
+
+
+def test_an_order_for_the_role_that_it_has_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        switch(cluster, "prefill-0", "prefill", 0.0)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
