@@ -27,6 +27,7 @@ from springtide.errors import Unavailable
 from springtide.rpc import inference_pb2, inference_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.cluster import Cluster
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.waiting import wait_until
 
 MODEL = "demo"
@@ -51,6 +52,7 @@ class Place:
             run_dir=str(self.directory / "run"),
             kv={"arena_size": "128MiB", "block_tokens": BLOCK_TOKENS},
             max_context=1000,
+            profile=DEMO_PROFILE,
         )
 
 

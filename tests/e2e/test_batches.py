@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.profiles import DEMO_PROFILE
 
 NUM_LINES = int(os.environ.get("BATCH_LINES", "120"))
 ONLINE_TOKENS = 24
@@ -22,7 +23,8 @@ ONLINE_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(prefill=1, decode=2, server={"separate_gateway": True}, kv={"arena_size": "64MiB"}) as cluster:
+    server, kv = {"separate_gateway": True}, {"arena_size": "64MiB"}
+    with Cluster(prefill=1, decode=2, server=server, kv=kv, profile=DEMO_PROFILE) as cluster:
         yield cluster
 
 

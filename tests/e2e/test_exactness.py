@@ -10,6 +10,7 @@ from springtide.rpc import common_pb2
 from tests.support.cluster import Cluster
 from tests.support.generate import Generated, generate
 from tests.support.models import demo_gguf, make_tiny_llama
+from tests.support.profiles import DEMO_PROFILE, TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 LENGTHS = (1, 2, 63, 64, 65, 200, 641, 1000, 3000)
@@ -23,7 +24,8 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(dtype="float32", prefill_node={"chunk_tokens": 200}, conductor={"admission": "baseline"}) as cluster:
+    settings = {"prefill_node": {"chunk_tokens": 200}, "conductor": {"admission": "baseline"}}
+    with Cluster(dtype="float32", profile=DEMO_PROFILE, **settings) as cluster:
         yield cluster
 
 
@@ -109,9 +111,9 @@ TINY_MODELS = {
 
 @pytest.mark.parametrize(("chunk_tokens", "kind"), list(zip((64, 200, 8192), TINY_MODELS, strict=True)))
 def test_tiny_models_equal_transformers_whatever_the_chunk(tmp_path: Path, chunk_tokens: int, kind: str) -> None:
-    make_tiny_llama(tmp_path / "tiny", **TINY_MODELS[kind])
-    reference = Reference.from_directory(tmp_path / "tiny")
-    with Cluster(model=str(tmp_path / "tiny"), dtype="float32", prefill_node={"chunk_tokens": chunk_tokens}) as cluster:
+    model = make_tiny_llama(tmp_path / "tiny", **TINY_MODELS[kind])
+    reference, prefill = Reference.from_directory(model), {"chunk_tokens": chunk_tokens}
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE, prefill_node=prefill) as cluster:
         for length in (1, 64, 199, 1000, 3000):
             prompt = random_prompt(seed=length, length=length, low=10, high=250)
             wanted = reference.greedy(prompt, 24)

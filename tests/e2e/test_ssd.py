@@ -7,6 +7,7 @@ import pytest
 from springtide.modelinfo import KVSpec
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
 
 BLOCK_TOKENS = 64
@@ -26,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
         "demote_below": 1.0,
         "demote_until": 1.0,
     }
-    with Cluster(dtype="float32", kv=kv, conductor={"admission": "baseline"}) as cluster:
+    with Cluster(dtype="float32", kv=kv, profile=DEMO_PROFILE, conductor={"admission": "baseline"}) as cluster:
         yield cluster
 
 
