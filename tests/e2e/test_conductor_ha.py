@@ -36,7 +36,7 @@ from tests.support.reference import random_prompt
 from tests.support.scheduling import asking
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 NUM_CLIENTS = 3
 OUTPUT_TOKENS = 12
