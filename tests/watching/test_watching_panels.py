@@ -1,14 +1,16 @@
-"""What the dashboards' panels ask for, asked of a Prometheus that scrapes a cluster under load, with all sorts of trouble: each shows
-something."""
+"""What the dashboards' panels and variables ask for, asked of a Prometheus that scrapes a cluster under load, with all sorts of trouble:
+each shows something, and no label has a value that it is not to have."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ import pytest
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
 from springtide.config import LOOPBACK
-from tests.support.cluster import Cluster, hanging
+from tests.support.cluster import OBSERVERS, Cluster, hanging
 from tests.support.dashboards import DASHBOARDS, expressions, substituted
 from tests.support.environment import own_environment
+from tests.support.label_bounds import unbounded
 from tests.support.ports import ReservedPorts
 from tests.support.prometheus import Server, serving
 from tests.support.waiting import wait_until
@@ -30,6 +33,10 @@ from tests.support.watched import SMALL, Load, Watched, watched
 pytestmark = pytest.mark.timeout(600)
 
 RATE_INTERVAL = "20s"
+NAMESPACE = "models"
+ROLES = {"conductor", "gateway", "prefill", "decode", "store"}
+LABEL_VALUES = re.compile(r"label_values\((?P<selector>.+), (?P<label>\w+)\)")
+"""How Grafana is told what to offer; of a metric, and by what has been chosen before."""
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 CARDS = {"springtide-hosts: Cards: busy", "springtide-hosts: Cards: memory", "springtide-hosts: Cards: last error"}
 """Panels that show nothing here."""
@@ -84,7 +91,7 @@ def troubled(model: Path, machine: list[str], tmp_path_factory: pytest.TempPathF
         },
     }
     with (
-        watched(directory, others=machine, **settings) as watching,
+        watched(directory, others=machine, namespace=NAMESPACE, **settings) as watching,
         Load(watching.cluster, clients=4, documents=DOCUMENTS, document_tokens=320, output_tokens=48, pause_s=0.05),
     ):
         make_trouble(watching)
@@ -175,3 +182,48 @@ def test_a_panel_shows_something(troubled: Watched, where: str, expr: str) -> No
         return any(not math.isnan(float(value)) for series in since(troubled.prometheus, expr, SHOWN_S) for _, value in series["values"])
 
     wait_until(shown, where, WITHIN_S, poll_s=0.5)
+
+
+def offered(prometheus: Server, query: str, chosen: Mapping[str, Sequence[str]]) -> list[str]:
+    """The values of a variable with this query, when of those before it these are chosen."""
+    asked = LABEL_VALUES.fullmatch(query)
+    assert asked is not None, query
+    selector = re.sub(r"\$(\w+)", lambda name: "|".join(chosen[name[1]]), asked["selector"])
+    now = time.time()
+    within = {"match[]": selector, "start": str(now - SHOWN_S), "end": str(now)}
+    return list(prometheus.get(f"/api/v1/label/{asked['label']}/values", **within)["data"])
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_each_variable_offers_what_there_is(troubled: Watched, path: Path) -> None:
+    """Each in its turn, with all of what those before it offer."""
+    cluster = troubled.cluster.record
+    every = {"cluster": {cluster.cluster}, "namespace": {NAMESPACE}, "role": ROLES}
+    processes = set(cluster.processes) - OBSERVERS - {"valkey"}
+    chosen: dict[str, Sequence[str]] = {}
+    for variable in json.loads(path.read_text())["templating"]["list"]:
+        name = variable["name"]
+        if variable["type"] != "query" or (name == "host" and NODE_EXPORTER is None):
+            continue
+
+        def now(name: str = name, query: str = variable["query"]) -> list[str]:
+            found = offered(troubled.prometheus, query, chosen)
+            return found if every.get(name, set()) <= set(found) else []
+
+        chosen[name] = wait_until(now, f"${name} of {path.stem}", WITHIN_S, lambda: str(chosen), 0.5)
+        if name != "host":
+            assert set(chosen[name]) <= every.get(name, processes), name
+    assert {"cluster", "namespace"} <= chosen.keys()
+
+
+def test_whatever_happens_labels_stay_within_their_bounds(troubled: Watched) -> None:
+    now = time.time()
+    within = {
+        "match[]": '{__name__=~"(springtide|python|process)_.+|vllm:.+",springtide_role!=""}',
+        "start": str(now - SHOWN_S),
+        "end": str(now),
+    }
+    series = troubled.prometheus.get("/api/v1/series", **within)["data"]
+    print("series of each process", Counter(labels["instance"] for labels in series).most_common())
+    assert {labels["springtide_role"] for labels in series} == ROLES
+    assert [labels for labels in series if unbounded(labels["__name__"], labels)] == []
