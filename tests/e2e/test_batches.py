@@ -1,6 +1,6 @@
 """A batch beside online requests, while gateway, Conductor and a decode node are killed: every line is answered, and none twice.
 
-`BATCH_LINES=500 pytest tests/e2e/test_batches.py` has a longer one.
+`BATCH_LINES=500 pytest tests/e2e/test_batches.py` has a longer one (`make test-long`).
 """
 
 from __future__ import annotations
