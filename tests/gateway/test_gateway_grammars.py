@@ -87,6 +87,14 @@ def test_there_are_only_days_and_seconds_that_there_are(name: str, good: list[st
     assert [accepts(grammar, json.dumps(text)) for text in bad] == [False] * len(bad)
 
 
+@pytest.mark.xfail(reason="does not hold: llguidance's hostname bounds labels alone, and ours adds no bound of the whole", strict=True)
+def test_the_name_of_a_host_has_at_most_253_characters() -> None:
+    grammar = constraint(schema({"type": "string", "format": "hostname"}))
+    longest = ".".join(["a" * 63] * 3 + ["a" * 61])
+    assert accepts(grammar, json.dumps(longest))
+    assert not accepts(grammar, json.dumps(longest + "a"))
+
+
 def test_the_answer_alone_is_held_to_a_format_not_the_reasoning_before_it() -> None:
     thinks, marked = Beforehand("<think>", "</think>", begun=True), ("<|im_start|>", "<|im_end|>")
     begun, free = constraint(schema(OBJECT), thinks), constraint(schema(OBJECT), Beforehand("<think>", "</think>", begun=False))
