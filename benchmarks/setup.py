@@ -61,7 +61,7 @@ def main() -> None:
         Row("`make test`: development tools, linters and types besides", "s", whole_s - sum(runs_s)),
     ]
     notes = "In a fresh clone of the last commit, one command after the other."
-    print(write("setup", "make bench-setup", rows, notes, (INSTALL, START)))
+    print(write("setup", "make bench-setup", rows, notes, (START,)))
 
 
 if __name__ == "__main__":
