@@ -141,6 +141,14 @@ class Pool:
         if attempt.complete < end:
             raise InvalidRequest(f"commit of {attempt_id}: the key of block {attempt.complete} is that of a block with another parent")
 
+    def committing(self, keys: Sequence[BlockKey]) -> bool:
+        """Whether an engine's attempt has slots for the last of these blocks that it has not committed yet."""
+        place = len(keys) - 1
+        return any(
+            attempt.complete <= place < len(attempt.keys) and attempt.keys[place] == keys[place] and Holder.ENGINE in attempt.holders
+            for attempt in self._allocator.attempts.values()
+        )
+
     def release(self, attempt_id: AttemptId) -> None:
         """Ends the attempt for the engine, which will not touch its slots again, nor ask for any. A repeat is a no-op."""
         if attempt_id in self._allocator.attempts:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 from typing import Any
 
@@ -167,18 +168,24 @@ def cluster(place: Place) -> Iterator[Cluster]:
         yield cluster
 
 
+def two_tenants(cluster: Cluster, place: Place) -> tuple[Tenant, Tenant]:
+    """Acme and Zeta, of whose prompts the cluster has none yet, also when a test is tried again."""
+    acme, zeta = (Tenant.made(cluster, place, f"{name}-{token_hex(4)}") for name in ("acme", "zeta"))
+    return acme, zeta
+
+
 def test_two_tenants_do_not_find_each_others_prompts(cluster: Cluster, place: Place) -> None:
-    acme, zeta = Tenant.made(cluster, place, "acme"), Tenant.made(cluster, place, "zeta")
+    acme, zeta = two_tenants(cluster, place)
     assert acme.cached(cluster) == 0
     cluster.wait_until(lambda: acme.cached(cluster, max_tokens=1) > 0, "its own prompt to be found")
     assert zeta.cached(cluster) == 0, "what another tenant has asked is new"
-    same_tenant = Tenant.made(cluster, place, "acme")
+    same_tenant = Tenant.made(cluster, place, acme.name)
     assert same_tenant.cached(cluster) > 0, "all keys of a tenant find the same"
 
 
 def test_two_tenants_cannot_tell_by_the_time_what_the_other_has_asked(cluster: Cluster, place: Place) -> None:
     """What another tenant has in the pool takes a tenant as long as what is new, which is much longer than what it has itself."""
-    acme, zeta = Tenant.made(cluster, place, "acme"), Tenant.made(cluster, place, "zeta")
+    acme, zeta = two_tenants(cluster, place)
     new, others, own = [], [], []
     for number in range(5):
         prompt = [1000 + (number * 900 + i) % 9000 for i in range(900)]
@@ -193,7 +200,7 @@ def test_two_tenants_cannot_tell_by_the_time_what_the_other_has_asked(cluster: C
 def test_two_tenants_cannot_tell_by_the_time_what_the_other_has_in_a_context_cache(cluster: Cluster, place: Place) -> None:
     """To keep what another tenant keeps, and to ask with it, by its cache's very name, is as with what is new: it is computed, is answered
     in the same form and takes as long, which is much longer than with what the tenant keeps itself."""
-    acme, zeta = Tenant.made(cluster, place, "acme"), Tenant.made(cluster, place, "zeta")
+    acme, zeta = two_tenants(cluster, place)
     keeping: dict[str, list[float]] = {"new": [], "other's": [], "own": []}
     asking: dict[str, list[float]] = {"new": [], "other's": [], "own": []}
 

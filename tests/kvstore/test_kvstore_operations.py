@@ -112,6 +112,28 @@ async def test_what_is_pinned_stays_while_the_rest_makes_room(start: Starter) ->
     assert (stat.pins, stat.blocks_hard_pinned, stat.hard_pin_limit) == (1, 2, 4)
 
 
+async def test_what_an_engine_is_about_to_commit_is_waited_for_by_a_pin(start: Starter) -> None:
+    """Whoever has heard that a prompt is computed asks over another way than the one of the engine's word, and may be the faster."""
+    _, engine = await start("prefill-0", num_slots=8)
+    attempt = await engine.acquire(PROMPT, 5)
+    early = asyncio.ensure_future(pin(engine, "early", PROMPT))
+    await engine.stat()  # handled behind it
+    engine.commit(attempt.attempt_id, 0, PROMPT)
+    assert (await early).pin.blocks == len(PROMPT)
+    engine.release(attempt.attempt_id)
+
+    others = keys_of(7, 8)
+    given_up = await engine.acquire(others, 2)
+    early = asyncio.ensure_future(pin(engine, "in vain", others))
+    await engine.stat()
+    engine.release(given_up.attempt_id)
+    assert (await refused(early))[0] is grpc.StatusCode.NOT_FOUND
+
+    slow = await engine.acquire(others, 2)
+    assert (await refused(pin(engine, "too early", others)))[0] is grpc.StatusCode.NOT_FOUND, "it is not waited for for ever"
+    engine.release(slow.attempt_id)
+
+
 async def test_pins_are_renewed_listed_and_end_by_order_or_in_time(start: Starter) -> None:
     _, engine = await start("prefill-0")
     await engine.cache(PROMPT)

@@ -91,15 +91,23 @@ class StoreContext:
         self.bytes_written = 0
         """The bytes written to peers since the start."""
         self._publishing: asyncio.Handle | None = None
+        self._published = asyncio.Event()
+        """Of the next time."""
 
     def changed(self) -> None:
         """Publishes the pool's events, those of one turn of the loop together."""
         if self._publishing is None:
             self._publishing = asyncio.get_running_loop().call_soon(self.publish)
 
+    async def next_change(self) -> None:
+        """Returns when there were events to publish, or might have been."""
+        await self._published.wait()
+
     def publish(self) -> None:
         """Publishes them now."""
         self._publishing = None
+        self._published.set()
+        self._published = asyncio.Event()
         events = self.pool.take_events()
         for event in events:
             metric = metrics.STORED if isinstance(event, BlocksStored) else metrics.REMOVED
