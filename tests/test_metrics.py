@@ -24,7 +24,7 @@ from deploy.commands.metrics_reference import (
     metrics_reference,
 )
 from springtide.rpc.generate import REPOSITORY
-from tests.support.label_bounds import BOUNDS, FAILURES, MOST_BUCKETS, most_series
+from tests.support.label_bounds import BOUNDS, FAILURES, MOST_BUCKETS, metrics_by_sample, most_series
 
 OURS = sorted(name for name in all_metrics() if name.startswith(("springtide_", "vllm:")))
 NOT_OURS_TO_NAME = {"vllm:kv_cache_usage_perc"}
@@ -253,7 +253,7 @@ NOT_SERVED = {
 @pytest.mark.parametrize("who", SCRAPED)
 def test_whoever_scrapes_vllm_finds_what_it_looks_for(who: str) -> None:
     """That pages have what the registry has, and of each process, is in tests/e2e/test_metrics_pages.py."""
-    samples = {sample: metric for metric in all_metrics().values() for sample in metric.samples}
+    samples = metrics_by_sample()
     processes, wanted = SCRAPED[who]
     for name, labels in wanted.items():
         if name not in NOT_SERVED:

@@ -21,7 +21,7 @@ from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import Grammar, SamplingParams, TokenIds
 from tests.support import cpu_as_device, flashinfer_twin
-from tests.support.engine_nodes import EOS, EngineNodes
+from tests.support.engine_nodes import EOS, EngineNodes, Outcome
 from tests.support.models import make_tiny_llama
 from tests.support.waiting import until
 
@@ -44,17 +44,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield path
 
 
+async def held_outcomes(nodes: EngineNodes, number: int) -> list[Outcome]:
+    """Of requests with a schema, each with a seed of its own: what they answer satisfies it."""
+    tokenizer = load_tokenizer(nodes.info)
+    outcomes = await asyncio.gather(*(nodes.gateway.run(PROMPT, replace(HELD, seed=seed)) for seed in range(number)))
+    for outcome in outcomes:
+        assert outcome.finish is Finish.STOP
+        jsonschema.validate(json.loads(tokenizer.decode(outcome.token_ids)), SCHEMA)
+    return outcomes
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 async def test_outputs_satisfy_their_schema_and_go_on_elsewhere_as_they_would_have(tmp_path: Path, model: Path, stages: int) -> None:
     async with EngineNodes(
         tmp_path, model, prefill=1, decode=1, kv=KV, prefill_node={"stages": stages}, decode_node={"inline_tokens": 64}
     ) as nodes:
-        gateway, tokenizer = nodes.gateway, load_tokenizer(nodes.info)
+        gateway = nodes.gateway
         free = asyncio.create_task(gateway.run(PROMPT, replace(HELD, grammar=Grammar(), max_tokens=80, ignore_eos=True)))
-        outcomes = await asyncio.gather(*(gateway.run(PROMPT, replace(HELD, seed=seed)) for seed in range(4)))
-        for outcome in outcomes:
-            assert outcome.finish is Finish.STOP
-            jsonschema.validate(json.loads(tokenizer.decode(outcome.token_ids)), SCHEMA)
+        outcomes = await held_outcomes(nodes, 4)
         assert len((await free).token_ids) == 80
         whole = outcomes[3].token_ids
         assert len(whole) > 8
@@ -76,12 +83,8 @@ async def test_outputs_of_nodes_with_devices_satisfy_their_schema_too(
         monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_twin)
         monkeypatch.setattr(backends, "choose", lambda config, dtype, kernels, device: backends.flashinfer(device))
     async with EngineNodes(tmp_path, model, prefill=1, decode=1, kv=KV) as nodes:
-        gateway, tokenizer = nodes.gateway, load_tokenizer(nodes.info)
-        free = asyncio.create_task(gateway.run(PROMPT, replace(HELD, grammar=Grammar(), max_tokens=80, ignore_eos=True)))
-        outcomes = await asyncio.gather(*(gateway.run(PROMPT, replace(HELD, seed=seed)) for seed in range(8)))
-        for outcome in outcomes:
-            assert outcome.finish is Finish.STOP
-            jsonschema.validate(json.loads(tokenizer.decode(outcome.token_ids)), SCHEMA)
+        free = asyncio.create_task(nodes.gateway.run(PROMPT, replace(HELD, grammar=Grammar(), max_tokens=80, ignore_eos=True)))
+        await held_outcomes(nodes, 8)
         assert len((await free).token_ids) == 80
         await nodes.all_slots_given_back()
 

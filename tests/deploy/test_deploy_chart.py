@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from deploy.ca.authority import Authority
-from deploy.commands.metrics_reference import all_metrics
 from deploy.ray.resources import bundle, fits, pool_config
 from springtide.config import ClusterConfig
 from springtide.protocol.instances import Role
@@ -40,6 +39,7 @@ from tests.support.chart import (
 )
 from tests.support.chart_schema import schema_of_config
 from tests.support.chart_tools import HELM, TOOLS, helm
+from tests.support.label_bounds import metrics_by_sample
 
 KUBERNETES = tuple(f"1.{minor}" for minor in range(30, 37))
 KUBERAY = Path(os.environ.get("KUBERAY_CRDS", REPOSITORY.parent / "shared/crds"))
@@ -422,7 +422,7 @@ def of_prometheus(name: str) -> bool:
 
 
 def test_pools_are_scaled_by_metrics_that_there_are() -> None:
-    known = {sample: set(metric.labels) for metric in all_metrics().values() for sample in metric.samples}
+    known = {sample: set(metric.labels) for sample, metric in metrics_by_sample().items()}
     objects = list(all_objects())
     triggers = [trigger for found in of_kind(objects, "ScaledObject") for trigger in found["spec"]["triggers"]]
     queries = {trigger["metadata"]["query"] for trigger in triggers}

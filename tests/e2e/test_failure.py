@@ -11,14 +11,12 @@ import grpc
 import httpx
 import pytest
 
-from springtide.membership import Member
-from springtide.protocol import wire
-from springtide.protocol.instances import Role, RoleSwitch
-from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.protocol.instances import Role
 from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
+from tests.support.role_switch import engine, switch
 from tests.support.streams import StreamEnd
 
 NUM_STREAMS = 6
@@ -97,17 +95,6 @@ def test_a_hot_prefix_spreads_to_both_prefill_nodes(cluster: Cluster) -> None:
     assert transfers >= 23 * 64 * 23_040, "no node fetched the prefix from another"
 
 
-def engine(cluster: Cluster, name: str) -> Member:
-    return next(member for member in cluster.members() if member.member_id == name and member.role != "store")
-
-
-def switch(cluster: Cluster, name: str, role: str, drain_s: float) -> None:
-    member = engine(cluster, name)
-    with grpc.insecure_channel(member.address) as channel:
-        stub = PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
-        stub.SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(Role(role), drain_s)), timeout=10, metadata=cluster.metadata)
-
-
 def roles(cluster: Cluster) -> dict[str, str]:
     """Of the instances that the Conductor would place requests on."""
     return {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances if instance.ready}
@@ -132,7 +119,7 @@ def test_no_request_is_lost_when_an_instance_switches_its_role(
         with turn:
             if next(seen) >= 4 * NUM_STREAMS and not ordered:
                 ordered.append(name)
-                switch(cluster, name, role, drain_ms)
+                switch(cluster, name, Role(role), drain_ms)
 
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
         ends = list(threads.map(lambda seed: stream(cluster, seed, switch_once, SWITCH_TOKENS, more=10), range(2 * NUM_STREAMS)))
@@ -160,5 +147,5 @@ def test_it_serves_in_its_new_role(cluster: Cluster) -> None:
 
 def test_an_order_for_the_role_that_it_has_is_refused(cluster: Cluster) -> None:
     with pytest.raises(grpc.RpcError) as error:
-        switch(cluster, "prefill-0", "prefill", 0.0)
+        switch(cluster, "prefill-0", Role.PREFILL)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from tests.support.gaps import LONGEST_GAP_S
 from tests.support.generate import Generated, generate
 from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch
@@ -18,7 +19,6 @@ from tests.support.scattered import ScatteredCluster
 
 NUM_STREAMS, STREAM_TOKENS = 3, 1500
 NUM_FLOOD, FLOOD_TOKENS, NUM_SHORT = 8, 2000, 4
-GAP_S = 5.0
 KV_BYTES_PER_TOKEN = 3 * 2 * 2 * 16 * 4
 """Layers, K and V, heads, their size, float32."""
 SETTINGS = {
@@ -82,7 +82,7 @@ def test_a_flood_on_a_narrow_network_costs_no_attempt_and_holds_no_stream_up(swi
         calm = [generate(cluster.grpc_address, cluster.model, asked.prompt, asked.num_tokens).token_ids for asked in streams]
     gaps = {what: [round(asked.longest_gap_s, 2) for asked in some] for what, some in (("streams", streams), ("short prompts", short))}
     print(f"{mbit_per_s} Mbit/s: longest gaps {gaps} s")
-    assert max(itertools.chain(*gaps.values())) <= GAP_S, gaps
+    assert max(itertools.chain(*gaps.values())) <= LONGEST_GAP_S, gaps
     assert failed == 0
     prompts = sum(len(asked.prompt) for asked in answers)
     assert num_bytes < 1.2 * prompts * KV_BYTES_PER_TOKEN, "some were handed over more than once"

@@ -18,7 +18,7 @@ from tests.support.installation import Installation
 from tests.support.models import make_tiny_llama
 from tests.support.prometheus import Server, alerts, program, rules
 from tests.support.waiting import wait_until
-from tests.support.watched import SMALL
+from tests.support.watched import SMALL, scraped
 
 OBSERVED = Installation(("sh", "-c", 'exec "$0" -P -m deploy.cli "$@" --observe', sys.executable), ())
 """Whose `springtide` has that option."""
@@ -37,7 +37,7 @@ class Observed:
     @property
     def names(self) -> set[str]:
         """Of its processes that have metrics."""
-        return set(self.cluster.record.processes) - OBSERVERS - {"valkey"}
+        return scraped(self.cluster.record)
 
     def values(self, expr: str) -> dict[str, float]:
         """By the process that each series is of."""

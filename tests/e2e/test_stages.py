@@ -8,17 +8,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
 
-from springtide.protocol import wire
-from springtide.protocol.instances import Role, RoleSwitch
-from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.protocol.instances import Role
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
+from tests.support.role_switch import switch
 
 NUM_REQUESTS = 4
 FAILURES = "springtide_prefill_failures_total"
@@ -48,11 +46,9 @@ def stage_of(cluster: Cluster) -> psutil.Process:
     return stage
 
 
-def switch(cluster: Cluster, stub: type, to: str) -> None:
-    """Returns when the engine of prefill-0 serves in the other role."""
-    member = next(member for member in cluster.members() if member.member_id == "prefill-0" and member.role != "store")
-    with grpc.insecure_channel(member.address) as channel:
-        stub(channel).SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(Role(to), 0.0)), timeout=10, metadata=cluster.metadata)
+def serve_as(cluster: Cluster, to: Role) -> None:
+    """Returns when the engine of prefill-0 serves in that role."""
+    switch(cluster, "prefill-0", to)
     cluster.wait_until(lambda: "prefill-0" in {m.member_id for m in cluster.members() if m.role == to}, f"prefill-0 to be a {to} engine")
 
 
@@ -84,9 +80,9 @@ def test_stages_end_with_the_engine_that_started_them(cluster: Cluster) -> None:
 
 
 def test_a_group_becomes_a_decode_node_and_a_group_again(cluster: Cluster, model: Path) -> None:
-    switch(cluster, PrefillNodeStub, "decode")
+    serve_as(cluster, Role.DECODE)
     assert stages_of(cluster) == []
-    switch(cluster, DecodeNodeStub, "prefill")
+    serve_as(cluster, Role.PREFILL)
     assert stage_of(cluster).is_running()
     cluster.wait_until(lambda: any(one.ready and one.instance.role == "prefill" for one in cluster.status().instances), "a prefill group")
     prompt = random_prompt(10, 500, 10, 250)

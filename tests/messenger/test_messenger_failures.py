@@ -183,10 +183,7 @@ async def test_a_slow_peer_misses_deadlines_alone_and_recovers(
     bystander = Traffic(here, await here.connect(other.endpoint), tally, NUM_GRANULES)
     tally.injected["slowed to 4 Mbit/s"] += 1
 
-    def slow_down() -> None:
-        namespace.slow(4)
-
-    await go_through(victim, bystander, tally, slow_down)
+    await go_through(victim, bystander, tally, lambda: namespace.slow(4))
     namespace.slow(4000)
     await connection.drain()  # what the given up writes still had on the way is not to land in the next ones
     again = Traffic(here, connection, tally, 0)

@@ -180,11 +180,12 @@ def most_series(metric: Described) -> int:
 
 def unbounded(sample: str, labels: Mapping[str, str]) -> list[str]:
     """Which labels have a value that they cannot have, of a sample by its name. Those that targets have are nobody's here."""
-    metric = _metrics_by_sample().get(sample)
+    metric = metrics_by_sample().get(sample)
     bounds = BOUNDS.get(metric.name, {}) if metric is not None else {}
     return [f"{name}={value}" for name, value in labels.items() if name in bounds and not bounds[name].holds(value)]
 
 
 @cache
-def _metrics_by_sample() -> dict[str, Described]:
+def metrics_by_sample() -> dict[str, Described]:
+    """All that the project serves, by the names of samples."""
     return {sample: metric for metric in all_metrics().values() for sample in metric.samples}

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import yaml
 
+from deploy.local.rundir import ClusterRecord
 from springtide.config import LOOPBACK
 from tests.support.cluster import OBSERVERS, Cluster
 from tests.support.prometheus import ALERTMANAGER, Server, alertmanager, alerts, faster, program, prometheus, rules, seconds, shorter
@@ -44,6 +45,11 @@ SLACK_S = 60.0
 """What a slow machine may add to the time in which an alert is to arrive."""
 CALM_S = 180.0
 """For everything to be well again and every range to have passed."""
+
+
+def scraped(record: ClusterRecord) -> set[str]:
+    """The names of a cluster's processes that have metrics of the project's."""
+    return set(record.processes) - OBSERVERS - {"valkey"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +139,17 @@ class Watched:
             if labels["alertname"] != TOLERATED and (state != "pending" or labels["severity"] == "critical")
         )
 
+    def pids_of(self, *names: str) -> list[int]:
+        """Of those of the processes that run."""
+        return [pid for name in names if (pid := self.cluster.pid_of(name)) is not None]
+
     def wait_calm(self) -> None:
         """Until every process is scraped, and there is no alert."""
-        names = set(self.cluster.record.processes) - OBSERVERS - {"valkey"}
+        names = scraped(self.cluster.record)
 
         def calm() -> bool:
-            scraped = {series["metric"]["instance"] for series in self.prometheus.query("up == 1")}
-            return names <= scraped and not self.active()
+            up = {series["metric"]["instance"] for series in self.prometheus.query("up == 1")}
+            return names <= up and not self.active()
 
         wait_until(calm, "the cluster to be calm", CALM_S, lambda: "\n".join([*self.active(), self.cluster.logs()]), 0.5)
 

@@ -17,10 +17,9 @@ import httpx
 import psutil
 import pytest
 
-from springtide.protocol import wire
-from springtide.protocol.instances import Role, RoleSwitch
-from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.protocol.instances import Role
 from tests.support.cluster import Cluster, hanging
+from tests.support.role_switch import switch
 from tests.support.tmpfs import tmpfs
 from tests.support.waiting import wait_until
 from tests.support.watched import FASTER, SMALL, Load, watched
@@ -60,7 +59,7 @@ def test_a_symptom_wakes_nobody_beside_its_cause(model: Path, tmp_path: Path) ->
     with (
         watched(tmp_path, **settings(model)) as watching,
         watching.fault("SpringtideProcessDown", outlast=["SpringtideNoInstances"]) as fault,
-        hanging([pid for pid in [watching.cluster.pid_of("decode-0")] if pid is not None]),
+        hanging(watching.pids_of("decode-0")),
     ):
         fault.told("SpringtideProcessDown", "page", instance="decode-0")
         fault.held_back("SpringtideNoInstances", by="SpringtideProcessDown", role="decode")
@@ -93,14 +92,6 @@ def ask_thirty(cluster: Cluster) -> bool:
     url = f"{cluster.url}/v1/completions"
     answers = [httpx.post(url, json={**body, **own}, timeout=60, trust_env=False).status_code for own in terms]
     return answers == [200] * 29 + [504]
-
-
-def switch(cluster: Cluster, name: str, role: Role) -> None:
-    """By order, as a Conductor gives it."""
-    member = next(member for member in cluster.members() if member.member_id == name and member.role != "store")
-    with cluster.channel(member.address) as channel:
-        stub = PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
-        stub.SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(role, 0.0)), timeout=10, metadata=cluster.metadata)
 
 
 def test_predictions_that_are_off_by_more_than_engines_correct(model: Path, tmp_path: Path) -> None:

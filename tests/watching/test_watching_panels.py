@@ -21,14 +21,14 @@ import pytest
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
 from springtide.config import LOOPBACK
-from tests.support.cluster import OBSERVERS, Cluster, hanging
+from tests.support.cluster import Cluster, hanging
 from tests.support.dashboards import DASHBOARDS, expressions, substituted
 from tests.support.environment import own_environment
 from tests.support.label_bounds import unbounded
 from tests.support.ports import ReservedPorts
 from tests.support.prometheus import Server, serving
 from tests.support.waiting import wait_until
-from tests.support.watched import SMALL, Load, Watched, watched
+from tests.support.watched import SMALL, Load, Watched, scraped, watched
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -199,7 +199,7 @@ def test_each_variable_offers_what_there_is(troubled: Watched, path: Path) -> No
     """Each in its turn, with all of what those before it offer."""
     cluster = troubled.cluster.record
     every = {"cluster": {cluster.cluster}, "namespace": {NAMESPACE}, "role": ROLES}
-    processes = set(cluster.processes) - OBSERVERS - {"valkey"}
+    processes = scraped(cluster)
     chosen: dict[str, Sequence[str]] = {}
     for variable in json.loads(path.read_text())["templating"]["list"]:
         name = variable["name"]
