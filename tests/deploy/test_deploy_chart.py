@@ -427,6 +427,7 @@ def test_pools_are_scaled_by_metrics_that_there_are() -> None:
     triggers = [trigger for found in of_kind(objects, "ScaledObject") for trigger in found["spec"]["triggers"]]
     queries = {trigger["metadata"]["query"] for trigger in triggers}
     assert len(queries) == 8 and {trigger["name"] for trigger in triggers} == {"load", "ratio", "queue", "kv", "latency"}
+    assert {trigger["metadata"]["ignoreNullValues"] for trigger in triggers} == {"false"}, "of what is not known 0 is not the load"
     for query in queries:
         for name, labels in re.findall(r"(springtide_\w+)\{([^}]*)\}", query):
             asked = set(re.findall(r'(\w+)=~?"', labels))

@@ -171,7 +171,7 @@ def as_keda_reads(answer: Sequence[dict[str, Any]]) -> float | None:
 
 
 def test_pools_are_scaled_by_what_prometheus_knows_of_the_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """Which is a number for each trigger, and none where it knows nothing."""
+    """Which is a number for each trigger, whether somebody asks or nobody does; and none where it knows nothing."""
     scaling = {"enabled": True, "latencySeconds": 2.5}
     objects = rendered({**VALUES, "prefill": {"autoscaling": {**scaling, "queuedTokens": 1000}}, "decode": {"autoscaling": scaling}})
     queries = {
@@ -188,10 +188,14 @@ def test_pools_are_scaled_by_what_prometheus_knows_of_the_pods(cluster: Cluster,
         def read() -> dict[str, float | None]:
             return {name: as_keda_reads(asked.query(query)) for name, query in queries.items()}
 
-        scrapes = "count_over_time(up[1h])"
-        wait_until(lambda: len(asked.query(f"{scrapes} >= 2")) == len(asked.query(scrapes)) == 6, "all to be scraped", poll_s=0.5)
-        assert is_whole(list(stream(cluster.pods["gateway-0"], 50)))
+        def latencies() -> list[float]:
+            return [value or 0.0 for name, value in read().items() if name.endswith("latency")]
+
         wait_until(lambda: None not in read().values(), "each to be a number", more=lambda: str(read()), poll_s=0.5)
+        assert latencies() == [0.0, 0.0]
+        assert is_whole(list(stream(cluster.pods["gateway-0"], 50)))
+        wait_until(lambda: min(latencies()) > 0, "what was asked to be known", more=lambda: str(read()), poll_s=0.5)
+        assert None not in read().values()
         before = str(time.time() - 3600)
         assert not any(asked.get("/api/v1/query", query=query, time=before)["data"]["result"] for query in queries.values())
 

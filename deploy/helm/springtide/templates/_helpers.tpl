@@ -517,10 +517,11 @@ value has thresholds. Of several Conductors the one that leads is asked. */}}
   threshold: {{ $scaling.targetLoad | quote }}
   query: max(springtide_conductor_pool_load{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
 {{- if $scaling.followRatio }}
+# Before anybody has asked a Conductor it wants no number of them.
 - name: ratio
   type: AverageValue
   threshold: "1"
-  query: max(springtide_conductor_pool_wanted{ {{- $role -}} } {{ $leads }})
+  query: max(springtide_conductor_pool_wanted{ {{- $role -}} } {{ $leads }}) or 0 * {{ $instances }}
 {{- end }}
 {{- if $scaling.queuedTokens }}
 - name: queue
@@ -536,9 +537,11 @@ value has thresholds. Of several Conductors the one that leads is asked. */}}
   query: max(springtide_conductor_kv_used_ratio{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
 {{- end }}
 {{- if $scaling.latencySeconds }}
+{{- $seconds := printf "springtide_%s_seconds" (ternary "conductor_predicted_ttft" "gateway_tbt" (eq .role "prefill")) }}
+# A quantile of nothing is no number, which KEDA may take for a large negative one (kedacore/keda#7475): where nobody asks it is 0.
 - name: latency
   type: Value
   threshold: {{ $scaling.latencySeconds | quote }}
-  query: histogram_quantile(0.9, sum by (le) (rate(springtide_{{ ternary "conductor_predicted_ttft" "gateway_tbt" (eq .role "prefill") }}_seconds_bucket{ {{- $pods -}} }[2m])))
+  query: histogram_quantile(0.9, sum by (le) (rate({{ $seconds }}_bucket{ {{- $pods -}} }[2m]))) >= 0 or 0 * sum(rate({{ $seconds }}_count{ {{- $pods -}} }[2m]))
 {{- end }}
 {{- end -}}
