@@ -21,7 +21,7 @@ METRICS = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 LOGS = models.DataSourceRef(type_val="loki", uid="${logs}")
 TRACES = models.DataSourceRef(type_val="tempo", uid="${traces}")
 IN = 'cluster=~"$cluster",namespace=~"$namespace"'
-AT = f'{IN},instance=~"$instance"'
+AT = f'{IN},springtide_role=~"$role",instance=~"$instance"'
 COLUMNS = 24
 HEIGHT, NUMBER_HEIGHT = 8, 4
 SECONDS, SHARE, BYTES, BYTES_A_SECOND, PER_SECOND, COUNT = "s", "percentunit", "bytes", "Bps", "cps", "short"
@@ -275,8 +275,8 @@ def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
     )
 
 
-def new_dashboard(name: str, title: str, description: str, instances: str | None = None, *, roles: bool = False) -> dashboard.Dashboard:
-    """`instances`: a metric whose processes may be chosen; with `roles` also by their roles."""
+def new_dashboard(name: str, title: str, description: str, processes: str) -> dashboard.Dashboard:
+    """`processes`: a metric of those that may be chosen, by their roles and by name."""
     made = (
         dashboard.Dashboard(f"Springtide: {title}")
         .uid(f"springtide-{name}")
@@ -300,11 +300,8 @@ def new_dashboard(name: str, title: str, description: str, instances: str | None
         made = made.with_variable(dashboard.DatasourceVariable(source).label(label).type(kind))
     made = made.with_variable(_choice("cluster", "Cluster", 'label_values(up{springtide_role!=""}, cluster)'))
     made = made.with_variable(_choice("namespace", "Namespace", 'label_values(up{springtide_role!="",cluster=~"$cluster"}, namespace)'))
-    chosen = IN
-    if roles:
-        made = made.with_variable(_choice("role", "Role", f'label_values(up{{springtide_role!="",{IN}}}, springtide_role)'))
-        chosen += ',springtide_role=~"$role"'
-    if instances is not None:
-        made = made.with_variable(_choice("instance", "Instance", f"label_values({instances}{{{chosen}}}, instance)"))
+    ours = f'{processes}{{springtide_role!="",{IN}'
+    made = made.with_variable(_choice("role", "Role", f"label_values({ours}}}, springtide_role)"))
+    made = made.with_variable(_choice("instance", "Instance", f'label_values({ours},springtide_role=~"$role"}}, instance)'))
     alerts = dashboard.AnnotationQuery().name("Alerts").datasource(METRICS).enable(True).icon_color(RED)
     return made.annotation(alerts.expr('ALERTS{alertname=~"Springtide.*",alertstate="firing",severity="critical",cluster=~"$cluster"}'))

@@ -23,7 +23,7 @@ from deploy.grafana.look import (
     rows,
 )
 
-PROCESS = '@at,springtide_role=~"$role"'
+PROCESS = "@at"
 HOST = 'instance=~"$host"'
 INTERFACES = f'{HOST},device!="lo"'
 DISKS = f'{HOST},fstype!~"tmpfs|overlay|squashfs"'
@@ -41,7 +41,7 @@ def hosts() -> dashboard.Dashboard:
     )
     by = "springtide_role, instance"
     return (
-        new_dashboard("hosts", "processes and machines", "Is every process there, and has it what it needs?", "up", roles=True)
+        new_dashboard("hosts", "processes and machines", "Is every process there, and has it what it needs?", "up")
         .with_variable(host.datasource(METRICS))
         .with_row(row("Processes"))
         .with_panel(

@@ -33,15 +33,17 @@ from deploy.grafana.look import (
 )
 
 BUDGET = "(1 - scalar(springtide:slo_objective:ratio))"
-ENDED = '@in,objective="goodput"'
+ENDED = '@at,objective="goodput"'
 MISSED = f'{ENDED},result="missed"'
+GATEWAYS = "springtide_gateway_ttft_seconds_count"
+"""What every gateway has."""
 RUNBOOKS = "Each alert has a page in docs/runbooks."
 
 
 def overview() -> dashboard.Dashboard:
     missing = Query("springtide:slo_errors:ratio_rate5m{@in}", "{{objective}}")
     return (
-        new_dashboard("overview", "overview", "Are clients well, and if not, where to look next.")
+        new_dashboard("overview", "overview", "Are clients well, and if not, where to look next.", GATEWAYS)
         .with_row(row("Are clients well?"))
         .with_panel(
             number(
@@ -92,18 +94,18 @@ def overview() -> dashboard.Dashboard:
         .with_panel(
             number(
                 "Requests in flight",
-                "API requests that gateways are answering now.",
+                "API requests that the gateways that are chosen are answering now.",
                 COUNT,
-                Query(total("springtide_gateway_requests_in_flight")),
+                Query(total("springtide_gateway_requests_in_flight", where="@at")),
             )
         )
         .with_panel(
             graph(
                 "Time to first token",
-                "As clients see it, from a generation's arrival at the gateway. Dots are requests with a trace. Above the objective: look "
-                "at the Conductor's queue and the prefill pool.",
+                "As clients see it, from a generation's arrival at a gateway that is chosen. Dots are requests with a trace. Above the "
+                "objective: look at the Conductor's queue and the prefill pool.",
                 SECONDS,
-                [*quantiles("springtide_gateway_ttft_seconds"), objective("ttft")],
+                [*quantiles("springtide_gateway_ttft_seconds", "@at"), objective("ttft")],
             )
         )
         .with_panel(
@@ -111,7 +113,7 @@ def overview() -> dashboard.Dashboard:
                 "Time between tokens",
                 "As clients see it. Above the objective: look at the decode pool's steps and batches.",
                 SECONDS,
-                [*quantiles("springtide_gateway_tbt_seconds"), objective("tbt")],
+                [*quantiles("springtide_gateway_tbt_seconds", "@at"), objective("tbt")],
             )
         )
         .with_panel(
@@ -142,7 +144,7 @@ def overview() -> dashboard.Dashboard:
                 "Answers",
                 "API requests answered in a second, by status. 429: refused for load or a limit; 503: nobody to serve them.",
                 PER_SECOND,
-                [Query(rate("springtide_gateway_requests_total", "status"), "{{status}}")],
+                [Query(rate("springtide_gateway_requests_total", "status", "@at"), "{{status}}")],
                 stacked=True,
             )
         )
@@ -163,9 +165,9 @@ def overview() -> dashboard.Dashboard:
                 "In a second: of prompts, of these found in the pool, and generated.",
                 PER_SECOND,
                 [
-                    Query(rate("springtide_gateway_prompt_tokens_total"), "prompt"),
-                    Query(rate("springtide_gateway_cached_tokens_total"), "found in the pool"),
-                    Query(rate("springtide_gateway_output_tokens_total"), "output"),
+                    Query(rate("springtide_gateway_prompt_tokens_total", where="@at"), "prompt"),
+                    Query(rate("springtide_gateway_cached_tokens_total", where="@at"), "found in the pool"),
+                    Query(rate("springtide_gateway_output_tokens_total", where="@at"), "output"),
                 ],
             )
         )
@@ -212,7 +214,7 @@ def overview() -> dashboard.Dashboard:
                 "Clients that went away",
                 "API requests in a second whose client left first: often a sign that answers are late.",
                 PER_SECOND,
-                [Query(rate("springtide_gateway_client_disconnects_total", "route"), "{{route}}")],
+                [Query(rate("springtide_gateway_client_disconnects_total", "route", "@at"), "{{route}}")],
             )
         )
     )
@@ -413,7 +415,9 @@ def request() -> dashboard.Dashboard:
     ]
     named = dashboard.TextBoxVariable("request").label("Request").description("the id that a client got: chatcmpl-…, msg_…, resp_…")
     return (
-        new_dashboard("request", "a request's path", "What requests spend their time with, and one of them by its id: trace and log.")
+        new_dashboard(
+            "request", "a request's path", "What requests spend their time with, and one of them by its id: trace and log.", GATEWAYS
+        )
         .with_variable(named)
         .with_row(row("Where the time goes"))
         .with_panel(
@@ -431,7 +435,7 @@ def request() -> dashboard.Dashboard:
                 "From arrival to the end",
                 "Of generations that finished. Dots are requests with a trace.",
                 SECONDS,
-                quantiles("springtide_gateway_e2e_seconds"),
+                quantiles("springtide_gateway_e2e_seconds", "@at"),
                 width=12,
             )
         )
@@ -479,7 +483,7 @@ def tenants() -> dashboard.Dashboard:
     tokens = "springtide_gateway_tenant_tokens_total"
     generations = "springtide_gateway_slo_generations_total"
     return (
-        new_dashboard("tenants", "tenants and caches", "Who sends what, who is served how, and what is kept for whom.")
+        new_dashboard("tenants", "tenants and caches", "Who sends what, who is served how, and what is kept for whom.", GATEWAYS)
         .with_row(row("Tenants"))
         .with_panel(
             rows(
@@ -487,23 +491,23 @@ def tenants() -> dashboard.Dashboard:
                 "Of the last hour. An empty name: requests without a key.",
                 {"Tenant": "tenant"},
                 [
-                    Column("Generations", Query(f'sum by (tenant) (increase({generations}{{@in,objective="goodput"}}[1h]))')),
+                    Column("Generations", Query(f'sum by (tenant) (increase({generations}{{@at,objective="goodput"}}[1h]))')),
                     Column(
                         "Miss",
                         Query(
-                            f'1 - sum by (tenant) (increase({generations}{{@in,objective="goodput",result="met"}}[1h])) / '
-                            f'sum by (tenant) (increase({generations}{{@in,objective="goodput"}}[1h]))'
+                            f'1 - sum by (tenant) (increase({generations}{{@at,objective="goodput",result="met"}}[1h])) / '
+                            f'sum by (tenant) (increase({generations}{{@at,objective="goodput"}}[1h]))'
                         ),
                         SHARE,
                         ((0.01, YELLOW), (0.06, RED)),
                     ),
-                    Column("Prompt tokens", Query(f'sum by (tenant) (increase({tokens}{{@in,kind="prompt"}}[1h]))')),
-                    Column("Output tokens", Query(f'sum by (tenant) (increase({tokens}{{@in,kind="output"}}[1h]))')),
+                    Column("Prompt tokens", Query(f'sum by (tenant) (increase({tokens}{{@at,kind="prompt"}}[1h]))')),
+                    Column("Output tokens", Query(f'sum by (tenant) (increase({tokens}{{@at,kind="output"}}[1h]))')),
                     Column(
                         "Found in the pool",
                         Query(
-                            f'sum by (tenant) (increase({tokens}{{@in,kind="cached"}}[1h])) / '
-                            f'sum by (tenant) (increase({tokens}{{@in,kind="prompt"}}[1h]))'
+                            f'sum by (tenant) (increase({tokens}{{@at,kind="cached"}}[1h])) / '
+                            f'sum by (tenant) (increase({tokens}{{@at,kind="prompt"}}[1h]))'
                         ),
                         SHARE,
                     ),
@@ -515,7 +519,7 @@ def tenants() -> dashboard.Dashboard:
                 "Tokens, by tenant",
                 "Of prompts and answers, in a second.",
                 PER_SECOND,
-                [Query(rate(tokens, "tenant", '@in,kind!="cached"'), "{{tenant}}")],
+                [Query(rate(tokens, "tenant", '@at,kind!="cached"'), "{{tenant}}")],
                 stacked=True,
             )
         )

@@ -66,7 +66,7 @@ def test_variables_are_there_and_used(dashboard: dict[str, Any]) -> None:
     text = json.dumps([dashboard["panels"], dashboard["templating"], dashboard["annotations"]])
     used = {name for pair in re.findall(r"\$(\w+)|\$\{(\w+)", text) for name in pair if name and not name.startswith("__")}
     assert used == made
-    assert SOURCES.keys() | {"cluster", "namespace"} <= made
+    assert SOURCES.keys() | {"cluster", "namespace", "role", "instance"} <= made
     for variable in dashboard["templating"]["list"]:
         if variable["name"] in SOURCES:
             assert (variable["type"], variable["query"]) == ("datasource", SOURCES[variable["name"]])
@@ -74,15 +74,6 @@ def test_variables_are_there_and_used(dashboard: dict[str, Any]) -> None:
             # What it offers is asked of a live Prometheus in tests/watching/test_watching_panels.py.
             assert variable["datasource"]["uid"] == "${datasource}", variable["name"]
             assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*"), variable["name"]
-
-
-def test_where_processes_are_told_apart_they_can_be_chosen(dashboard: dict[str, Any]) -> None:
-    """By their names, and by their roles where there are several of these."""
-    made = {variable["name"] for variable in dashboard["templating"]["list"]}
-    ours = [target for panel in panels(dashboard) for target in panel["targets"] if not re.search("node_|DCGM_", target.get("expr", ""))]
-    each = any("{{instance}}" in target.get("legendFormat", "") for target in ours)
-    assert ("instance" in made) == each
-    assert ("role" in made) == (dashboard["uid"] == "springtide-hosts")
 
 
 def in_use() -> Iterator[tuple[str, str]]:
