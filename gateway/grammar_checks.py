@@ -171,6 +171,9 @@ class GrammarChecker:
                     question.answer.set_result(await self._found_out(question.grammar))
                 except Exception as error:
                     question.answer.set_exception(error)
+                if not self._closed:
+                    # Whoever's grammar has ended the process pays for the next one, too.
+                    await self.warm_up()
                 self._lines.spent(tenant, time.monotonic() - began)
         finally:
             self._answering = None
@@ -300,7 +303,9 @@ def main() -> None:
     """The process: the model first, then grammar after grammar, each answered with what is wrong with it."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MEMORY_BYTES if allowed == resource.RLIM_INFINITY else min(_MEMORY_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     first = _read(asked)
     if first is None:

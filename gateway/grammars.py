@@ -36,6 +36,7 @@ _HOUR_AND_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOUR_AND_MINUTE}:[0-5][0-9](\\.[0-9]{{1,6}})?(Z|[+-]{_HOUR_AND_MINUTE})"
 _PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 """Of formats that llguidance takes more for than there is: the 29th of any February, the year 0, a 61st second in any minute."""
+_LONGEST_HOSTNAME = 253
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -153,8 +154,8 @@ def _within(value: Any) -> Iterable[Any]:
 
 
 def _cleaned(schema: Any) -> Any:
-    """The schema without what says nothing of the text, but could not be compiled, and with formats as patterns where they are known
-    better."""
+    """The schema without what says nothing of the text, but could not be compiled, and with formats as patterns, or bounded, where they
+    are known better."""
     if not isinstance(schema, dict):
         return schema
     cleaned: dict[str, Any] = {}
@@ -171,6 +172,11 @@ def _cleaned(schema: Any) -> Any:
             continue
         else:
             cleaned[name] = value
+    if schema.get("format") == "hostname":
+        # Of its labels alone llguidance knows how long they may be. What is no length is for it to refuse.
+        cleaned.setdefault("maxLength", _LONGEST_HOSTNAME)
+        if isinstance(cleaned["maxLength"], int):
+            cleaned["maxLength"] = min(cleaned["maxLength"], _LONGEST_HOSTNAME)
     return cleaned
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,10 +88,10 @@ def test_there_are_only_days_and_seconds_that_there_are(name: str, good: list[st
     assert [accepts(grammar, json.dumps(text)) for text in bad] == [False] * len(bad)
 
 
-@pytest.mark.xfail(reason="does not hold: llguidance's hostname bounds labels alone, and ours adds no bound of the whole", strict=True)
-def test_the_name_of_a_host_has_at_most_253_characters() -> None:
-    grammar = constraint(schema({"type": "string", "format": "hostname"}))
-    longest = ".".join(["a" * 63] * 3 + ["a" * 61])
+@pytest.mark.parametrize(("stated", "holds"), [({}, 253), ({"maxLength": 100}, 100), ({"maxLength": 300}, 253)])
+def test_the_name_of_a_host_has_at_most_253_characters(stated: dict[str, int], holds: int) -> None:
+    grammar = constraint(schema({"type": "string", "format": "hostname", **stated}))
+    longest = ".".join(["a" * 63] * 4)[:holds]
     assert accepts(grammar, json.dumps(longest))
     assert not accepts(grammar, json.dumps(longest + "a"))
 
@@ -262,6 +263,17 @@ async def test_nothing_is_left_of_a_process_whose_gateway_ends_while_it_starts()
     await checker.close()
     await warming
     assert checker._process is None and process.ended_within(0.0) is not None
+
+
+async def test_a_process_may_have_no_more_memory_than_its_gateway_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -v`, that of a shell or a scheduler's."""
+    limited = tmp_path / "python"
+    limited.write_text(f'#!/bin/sh\nulimit -v {3 << 20} && exec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(limited))
+    checker = GrammarChecker(INFO)
+    await checker.check(constraint(schema(OBJECT)), "response_format", "one")
+    await checker.close()
 
 
 async def test_a_process_that_is_killed_is_started_anew() -> None:
