@@ -45,7 +45,7 @@ hour make room; if there are none, what is new counts as `(others)`, so that sum
 _VLLM = """So that what is made for vLLM (llm-d's endpoint picker, production-stack, AIBrix, KEDA's recipes, dashboards) works on these
 engines as it is: a pool of prefill engines is scaled by `vllm:num_requests_waiting`, one of decode engines by that or by
 `vllm:kv_cache_usage_perc`. `engine` is always `0`: each engine has a page of its own.
-`vllm:request_max_num_generation_tokens` is not served: each choice of a request is a request of its own here, and
+vLLM's histogram of the tokens of a request's longest choice is not served: each choice is a request of its own here, and
 `vllm:request_generation_tokens` has its tokens.
 Prompts are computed by prefill engines and outputs by decode engines, so that
 
