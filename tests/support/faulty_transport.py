@@ -108,6 +108,8 @@ class FaultyConnection(Connection):
             await self._broken.wait()
         if "delay" in faults:
             await self._pause(faults["delay"].delay_s)
+        if "stand" in faults:
+            await first_of(self._plan.going_on.wait(), self._broken.wait())
         self._check()
         if "stale" in faults and batch:
             victim = self._plan.random.randrange(len(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Operation = Literal["read", "write", "connect"]
-FaultKind = Literal["fail", "partial", "drop", "stale", "delay", "slow", "hang", "notify_twice", "notify_late", "notify_lost", "refuse"]
+FaultKind = Literal[
+    "fail", "partial", "drop", "stale", "delay", "stand", "slow", "hang", "notify_twice", "notify_late", "notify_lost", "refuse"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class TransferFault:
     - drop: as partial, and the connection is broken from then on
     - stale: one slice of the batch, picked at random, is refused with StaleHandle
     - delay: the batch waits `delay_s` before it moves anything
+    - stand: the batch waits, before it moves anything, until the plan says `go_on`
     - slow: the batch goes no faster than `bytes_per_s`, which it shares with others that are slow on that connection
     - hang: nothing is moved until the deadline
     - notify_twice: the notification is delivered twice
@@ -62,7 +66,12 @@ class FaultPlan:
         self._struck = [0] * len(faults)
         self.armed = True
         """While it is not, nothing fails."""
+        self.going_on = asyncio.Event()
         self.random = random.Random(seed)
+
+    def go_on(self) -> None:
+        """Lets what stands move, and stands in nobody's way from now on."""
+        self.going_on.set()
 
     def draw(self, operation: Operation) -> dict[FaultKind, TransferFault]:
         """The faults of the next operation, by kind."""
