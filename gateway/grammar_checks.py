@@ -108,6 +108,8 @@ class GrammarChecker:
         self._answering: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
         self._process: _Process | None = None
+        self._ended = False
+        """The process was ended by its last question."""
         self._closed = False
 
     def good(self, grammar: Grammar) -> bool:
@@ -171,7 +173,7 @@ class GrammarChecker:
                     question.answer.set_result(await self._found_out(question.grammar))
                 except Exception as error:
                     question.answer.set_exception(error)
-                if not self._closed:
+                if self._ended and not self._closed:
                     # Whoever's grammar has ended the process pays for the next one, too.
                     await self.warm_up()
                 self._lines.spent(tenant, time.monotonic() - began)
@@ -209,9 +211,12 @@ class GrammarChecker:
         finally:
             if not process.in_step:
                 self._end()
+                self._ended = True
 
     def _warm(self) -> None:
-        with contextlib.suppress(OSError, SpringtideError):
+        self._ended = False
+        # What goes wrong is said to the first grammar, which starts it anew.
+        with contextlib.suppress(Exception):
             self._started()
 
     def _started(self) -> _Process:

@@ -166,6 +166,8 @@ def _cleaned(schema: Any) -> Any:
             cleaned[name] = [_cleaned(one) for one in value]
         elif name in _SCHEMAS:
             cleaned[name] = _cleaned(value)
+        elif name == "format" and not isinstance(value, str):
+            raise _invalid("has a schema whose `format` is no text")
         elif name == "format" and value in _PATTERNS and "pattern" not in schema:
             cleaned["pattern"] = _PATTERNS[value]
         elif (name == "format" and value not in _KNOWN_FORMATS) or (name == "uniqueItems" and value is False) or name == "x-guidance":

@@ -64,13 +64,12 @@ class InferenceService:
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
-            self._backend.accounts.caller(authorization_of(context))
+            caller = self._backend.accounts.caller(authorization_of(context))
         except Exception as error:
             await abort(context, error)
         preparer = self._backend.preparer
-        return inference_pb2.ListModelsReply(
-            models=[inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)]
-        )
+        card = inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)
+        return inference_pb2.ListModelsReply(models=[card] if caller.may_use(card.id) else [])
 
     async def generate(self, _: Any, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
         status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")

@@ -240,10 +240,8 @@ class Runner:
         try:
             stopped = served.sink.emit(action.tokens)
         except Exception:
-            # Whatever is wrong with one request's text must not hold up the others' events.
-            logger.exception("output cannot be put into words", extra={"request_id": request_id})
             del self._served[request_id]
-            served.sink.end(ev.Failed(SpringtideError("internal error: the output cannot be put into words")))
+            _end_without_words(request_id, served.sink)
             self.post(ev.ClientGone(request_id))
             return
         if stopped:
@@ -278,7 +276,10 @@ class Runner:
                 served.attempts,
                 extra={"request_id": request_id},
             )
-        served.sink.end(reply)
+        try:
+            served.sink.end(reply)
+        except Exception:
+            _end_without_words(request_id, served.sink)
 
     # ---- time ----
 
@@ -297,3 +298,9 @@ class Runner:
             self.post(Tick())
             if self._tracer is not None:
                 self._tracer.look(self._clock.now())
+
+
+def _end_without_words(request_id: RequestId, sink: Sink) -> None:
+    """Whatever is wrong with one request's text must not hold up the others' events. Called where the exception is known."""
+    logger.exception("output cannot be put into words", extra={"request_id": request_id})
+    sink.end(ev.Failed(SpringtideError("internal error: the output cannot be put into words")))

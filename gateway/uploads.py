@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -15,8 +16,10 @@ from gateway.bodies import LEAST_BYTES_A_S, PATIENCE_S, BodyTimeout, ClientDisco
 from springtide.errors import InvalidRequest, Overloaded
 
 MOST_AT_ONCE = 16
-"""Uploads that a gateway receives."""
+"""Uploads that a gateway receives, of a tenant at most half of that."""
 _MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
+_MOST_AROUND_BYTES = 1 << 18
+"""What a form may have beside its file."""
 _RETRY_AFTER_S = 5.0
 
 
@@ -32,16 +35,18 @@ class Form:
 class Uploads:
     """The uploads that are being received."""
 
-    def __init__(self) -> None:
-        self._receiving = 0
+    def __init__(self, most_file_bytes: int) -> None:
+        self._most_bytes = most_file_bytes + _MOST_AROUND_BYTES
+        self._receiving: Counter[str] = Counter()
+        """By the tenant."""
 
-    async def receive(self, request: Request, file_field: str, new_upload: Callable[[], Awaitable[Upload]]) -> Form:
-        """The form in the body of `request`, whose file is in an upload that has ended, if it has one under this name. Raises
+    async def receive(self, request: Request, tenant: str, file_field: str, new_upload: Callable[[], Awaitable[Upload]]) -> Form:
+        """The form in the body of the tenant's `request`, whose file is in an upload that has ended, if it has one under this name. Raises
         InvalidRequest, naming the field, BodyTimeout, Overloaded, ClientDisconnected and what writing fails with; there is no file then."""
-        if self._receiving >= MOST_AT_ONCE:
+        if self._receiving.total() >= MOST_AT_ONCE or self._receiving[tenant] >= MOST_AT_ONCE // 2:
             raise Overloaded("too many files are being received at once", retry_after_s=_RETRY_AFTER_S, reason="uploads")
         reader = _FormReader(_boundary(request), file_field, new_upload)
-        self._receiving += 1
+        self._receiving[tenant] += 1
         try:
             await self._read(request, reader)
             return await reader.end()
@@ -50,16 +55,17 @@ class Uploads:
                 await reader.form.upload.discard()
             raise
         finally:
-            self._receiving -= 1
+            self._receiving -= Counter((tenant,))  # who has none left is not kept
 
-    @staticmethod
-    async def _read(request: Request, reader: _FormReader) -> None:
+    async def _read(self, request: Request, reader: _FormReader) -> None:
         started, received = asyncio.get_running_loop().time(), 0
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
                 async for chunk in request.stream():
                     received += len(chunk)
                     await reader.take(chunk)
+                    if received > self._most_bytes:
+                        raise _no_form(f"it goes on after {self._most_bytes} bytes")
                     if not patience.expired():
                         patience.reschedule(started + PATIENCE_S + received / LEAST_BYTES_A_S)
         except TimeoutError:

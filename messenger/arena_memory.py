@@ -6,6 +6,7 @@ pages.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -212,3 +213,11 @@ class FdServer:
         text = json.dumps(asdict(self._memory.header)).encode()
         stream.send_with_fd(_LENGTH.pack(len(text)) + text, self._memory.fd)
         await self._session(stream)
+
+
+def discard_attachment(attaching: asyncio.Future[tuple[SharedMemory, socket.socket]]) -> None:
+    """For who gives up waiting for `attach_session` on a thread, which cannot be stopped: closes what comes of it all the same."""
+    if not attaching.cancelled() and attaching.exception() is None:
+        memory, sock = attaching.result()
+        sock.close()
+        memory.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from messenger.arena_memory import FdServer, SharedMemory, attach_session
+from messenger.arena_memory import FdServer, SharedMemory, attach_session, discard_attachment
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.batch import completion_of, native_batch
 from messenger.notices import NoticeSender, introduction, receive_identity, serve_notices
@@ -216,7 +216,7 @@ class ShmTransport(Transport):
         except NoMemory as error:  # another transport can do without
             raise PeerLost(f"the memory at {path} cannot be mapped: {error.message}") from error
         except asyncio.CancelledError:
-            attaching.add_done_callback(_discard)
+            attaching.add_done_callback(discard_attachment)
             raise
         stream = SocketStream(sock)
         try:
@@ -245,13 +245,6 @@ class ShmTransport(Transport):
             await self._server.close()
         for pool in (self._attachers, self._pool):
             await asyncio.to_thread(pool.shutdown)
-
-
-def _discard(attaching: asyncio.Future[Any]) -> None:
-    if not attaching.cancelled() and attaching.exception() is None:
-        memory, sock = attaching.result()
-        sock.close()
-        memory.close()
 
 
 def _is_stopped(pid: int) -> bool:

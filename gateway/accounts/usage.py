@@ -202,10 +202,13 @@ class UsageWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            if self._pending:
+                await self.flush()
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes down all that was used so far, or leaves it for the next time."""
+        """Writes down what was taken from the tally before and is not known to be written or, if there is no such thing, all that was used
+        so far. What Valkey does not take is left for the next time."""
         if not self._pending:
             for day, rows in self._tally.take(self._today()).items():
                 for some in slices(list(rows.items()), _ROWS_AT_ONCE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.accounts.allowance import Allowance, Caller
-from gateway.answer import ApiBackend, Traced
+from gateway.answer import ApiBackend, Traced, internal_error
 from gateway.api_request import ApiRequest
 from gateway.batches.batch import Batch, InputError
 from gateway.batches.results import LineResult
@@ -37,6 +38,8 @@ _PAGE, _MOST_BATCHES = 20, 100
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
 _LINE_OVERHEAD_BYTES = 4096
 """Of a line, beside the body in it."""
+logger = logging.getLogger(__name__)
+
 _NOBODYS_FAULT = (408, 429)
 """Like what is above 500."""
 _MOST_TRIES = 5
@@ -196,9 +199,12 @@ class OpenAIBatches:
             status, text = error.http_status, dump(endpoint.error(error, request_id))
             if _passing(error, tries):
                 raise
-        except Exception:
-            status = 500
-            raise
+        except Exception as error:
+            logger.exception("line %d of %s: what comes of it was not foreseen", line, batch.batch_id)
+            internal = internal_error()
+            status, text = internal.http_status, dump(endpoint.error(internal, request_id))
+            if _passing(internal, tries):
+                raise internal from error
         finally:
             traced.end(str(status))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'

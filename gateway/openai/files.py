@@ -32,12 +32,12 @@ _MAX_NAME_LENGTH = 512
 
 def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
-    files, uploads = backend.files, Uploads()
+    files, uploads = backend.files, Uploads(backend.server.max_file_size)
 
     @router.post(PATH, openapi_extra=operation(FILE, form=_FORM))
     async def create(request: Request) -> Json:
         tenant: str = request.state.tenant
-        form = await uploads.receive(request, "file", lambda: files.upload(tenant))
+        form = await uploads.receive(request, tenant, "file", lambda: files.upload(tenant))
         try:
             _check(form.fields)
             if form.upload is None:

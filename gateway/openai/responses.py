@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.answer import ApiBackend
+from gateway.answer import ApiBackend, message_for_client
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body
 from gateway.described import FLAG, TEXT, operation
@@ -26,7 +26,7 @@ from gateway.openai.responses_store import EVENTS_KEPT_S, ResponseNotFound, Resp
 from gateway.output import Answer
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.records import RecordTooLarge
-from springtide.errors import InvalidRequest, Unavailable
+from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 
 PATH = "/v1/responses"
 BODIES = (ResponseRequest, InputTokensRequest)
@@ -251,14 +251,21 @@ class _ResponsesApi:
 
     async def _events(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         position = after
-        async for events, last in self.store.events(tenant, response_id, after):
-            position += len(events)
-            yield b"".join(events) or _KEEP_ALIVE
-            if last:
-                return
-        # Its gateway has gone before the last one, or it was ended by another one.
-        response = (await self.store.get(tenant, response_id)).response
-        kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
+        try:
+            async for events, last in self.store.events(tenant, response_id, after):
+                position += len(events)
+                yield b"".join(events) or _KEEP_ALIVE
+                if last:
+                    return
+            # Its gateway has gone before the last one, or it was ended by another one.
+            response = (await self.store.get(tenant, response_id)).response
+        except SpringtideError as error:
+            # It was deleted, or Valkey is away: what has begun is ended by an event.
+            event = {"code": error.code, "message": message_for_client(error), "param": error.param}
+            yield server_sent({"type": "error", "sequence_number": position + 1, **event}, "error")
+            return
+        status = response["status"]
+        kind = f"response.{status if status in ('completed', 'failed') else 'incomplete'}"
         yield server_sent({"type": kind, "sequence_number": position + 1, "response": response}, kind)
 
 

@@ -166,7 +166,8 @@ class ResponseStore:
         await self._runs.create(tenant, response_id, {"cancelled": False}, time.time(), LEASE_S)
 
     async def renew_run(self, tenant: str, response_id: str) -> bool:
-        """Whether it is still wanted."""
+        """Whether it is still wanted. Its events, of which there may be none for long, are kept meanwhile."""
+        await asked(self._valkey.pexpire(self._events_key(tenant, response_id), round(EVENTS_KEPT_S * 1000)))
         run = await self._runs.update(tenant, response_id, dict, LEASE_S)
         if run is None:
             # Held up for longer than the lease: who asked in between was told that it has failed.

@@ -142,7 +142,7 @@ class JsonCalls:
         """The text of the string that has been read."""
         try:
             value = json.loads("".join(self._raw), strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
         return value if isinstance(value, str) else ""
 

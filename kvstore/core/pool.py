@@ -142,11 +142,15 @@ class Pool:
             raise InvalidRequest(f"commit of {attempt_id}: the key of block {attempt.complete} is that of a block with another parent")
 
     def committing(self, keys: Sequence[BlockKey]) -> bool:
-        """Whether an engine's attempt has slots for the last of these blocks that it has not committed yet."""
+        """Whether these blocks, of which the last is not held, are an engine's attempt's, which has not committed them yet."""
         place = len(keys) - 1
-        return any(
-            attempt.complete <= place < len(attempt.keys) and attempt.keys[place] == keys[place] and Holder.ENGINE in attempt.holders
-            for attempt in self._allocator.attempts.values()
+        return (
+            bool(keys)
+            and self._allocator.index.get(keys[-1]) is None
+            and any(
+                attempt.complete <= place < len(attempt.keys) and attempt.keys[place] == keys[place] and Holder.ENGINE in attempt.holders
+                for attempt in self._allocator.attempts.values()
+            )
         )
 
     def release(self, attempt_id: AttemptId) -> None:

@@ -83,10 +83,12 @@ class Turns:
         return turn
 
     def next(self, now_s: float) -> Turn | None:
-        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, a little of it."""
-        waiting, batch_bytes = self._waiting, self.batch_bytes(now_s)
-        if self._in_flight >= batch_bytes:
-            waiting = [turn for turn in waiting if turn.is_last] if self._last_in_flight < FIRST_BATCH_BYTES else []
+        """The one that is let in now; None: nobody waits, or enough is on the way. Beside that goes what ends one, a little of it, which
+        keeps nobody else out."""
+        batch_bytes = self.batch_bytes(now_s)
+        room = self._in_flight - self._last_in_flight < batch_bytes
+        room_for_last = self._last_in_flight < FIRST_BATCH_BYTES or self._in_flight < batch_bytes
+        waiting = [turn for turn in self._waiting if (room_for_last if turn.is_last else room)]
         if not waiting:
             return None
         turn = min(waiting, key=self._would_end_s)

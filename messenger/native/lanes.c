@@ -241,7 +241,8 @@ static int try_at_once(Lanes *self, Lane *lane, Batch *batch) {
     }
     self->misses = 0;
     leave(lane, outcome);
-    if (lane->state == RETIRED || self->queue) wake(lane);
+    // Its thread may have been woken meanwhile, by another lane's loss even, and gone back to sleep.
+    if (lane->state == RETIRED || self->queue || self->lost) wake(lane);
     batch->outcome = outcome_of(self, batch);
     batch->done = 1;
     return 1;

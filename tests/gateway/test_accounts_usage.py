@@ -99,6 +99,26 @@ async def test_what_valkey_did_not_take_is_written_later(book: UsageBook, monkey
     assert await written(book) == [DayUsage(DAY, ROW, Counts(1, 7, 2, 3))]
 
 
+async def test_whoever_is_closed_writes_what_was_left_and_what_came_since(book: UsageBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    tally = UsageTally()
+    writer = UsageWriter(tally, book, lambda: DAY)
+    writer.start()
+
+    async def away(*_: object) -> None:
+        raise Unavailable("Valkey is away")
+
+    meters = [Meter(ROW, lambda: Usage(7, 3, 2)) for _ in range(2)]
+    with monkeypatch.context() as valkey:
+        valkey.setattr(UsageBook, "add", away)
+        tally.open(meters[0])
+        tally.close(meters[0], DAY)
+        await writer.flush()
+    tally.open(meters[1])
+    tally.close(meters[1], DAY)
+    await writer.close()
+    assert await written(book) == [DayUsage(DAY, ROW, Counts(2, 14, 4, 6))]
+
+
 async def test_of_more_tenants_than_there_is_room_for_the_last_are_counted_together(
     book: UsageBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

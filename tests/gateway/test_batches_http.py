@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import httpx
 import openai
@@ -18,7 +19,10 @@ from gateway.answer import TextAssembler
 from gateway.app import GatewayServer
 from gateway.batches import core
 from gateway.openai import batches
+from gateway.openai.batches import OpenAIBatches
+from gateway.uploads import MOST_AT_ONCE, Uploads
 from springtide.config import ServerConfig
+from springtide.errors import Overloaded
 from springtide.process import ProcessArguments
 from tests.support.waiting import until
 
@@ -150,6 +154,44 @@ async def test_forms_that_are_none_keep_no_others_out(client: openai.AsyncOpenAI
         for _ in range(40):
             assert (await http.post("files", json={"purpose": "batch"})).status_code == 400
     assert await send(client, jsonl(chat_line("a")))
+
+
+async def test_a_form_that_goes_on_after_its_end_is_refused(client: openai.AsyncOpenAI) -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nabc\r\n--b--\r\n' + bytes(1 << 20)
+    async with httpx.AsyncClient(base_url=str(client.base_url)) as http:
+        answer = await http.post("files", content=body, headers={"content-type": "multipart/form-data; boundary=b"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "invalid_form" and "362144 bytes" in error["message"]
+
+
+async def test_a_tenant_that_sends_many_files_slowly_leaves_places_to_others() -> None:
+    uploads, going_on = Uploads(1000), asyncio.Event()
+
+    class Slow:
+        headers: ClassVar = {"content-type": "multipart/form-data; boundary=b"}
+
+        async def stream(self) -> AsyncIterator[bytes]:
+            await going_on.wait()
+            yield b"--b--"
+
+    async def send_one(tenant: str) -> str:
+        try:
+            await uploads.receive(Slow(), tenant, "file", cast("Any", None))  # type: ignore[arg-type]
+        except Overloaded:
+            return "overloaded"
+        except AttributeError:
+            return "no form"
+        return "received"
+
+    slow = [asyncio.create_task(send_one("slow")) for _ in range(MOST_AT_ONCE)]
+    others = [asyncio.create_task(send_one(f"other-{number}")) for number in range(MOST_AT_ONCE // 2 + 1)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    going_on.set()
+    refused = [await task == "overloaded" for task in (*slow, *others)]
+    half = MOST_AT_ONCE // 2
+    assert refused == [False] * half + [True] * half + [False] * half + [True], "half of the places are for others"
+    assert await send_one("slow") != "overloaded"
 
 
 async def test_a_form_that_breaks_off_is_no_file(client: openai.AsyncOpenAI, tmp_path: Path) -> None:
@@ -312,6 +354,23 @@ async def test_a_line_that_fails_for_an_internal_error_is_tried_some_times(
     assert done.status == "completed" and len(cluster.attempts_on("prefill-0")) == (failures + 1 if passes else 5)
     [row] = await rows(client, done.output_file_id if passes else done.error_file_id)
     assert row["response"]["status_code"] == (200 if passes else 500)
+
+
+async def test_a_line_of_which_nobody_has_foreseen_what_comes_is_tried_some_times(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds its batch up no longer than another internal error."""
+    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    tries = []
+
+    async def unforeseen(*arguments: Any) -> str:
+        tries.append(arguments)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OpenAIBatches, "_answered", unforeseen)
+    done = await over(client, (await submit(client, jsonl(chat_line("a")))).id)
+    [row] = await rows(client, done.error_file_id)
+    assert len(tries) == 5 and row["response"]["status_code"] == 500 and row["response"]["body"]["error"]["code"] == "internal_error"
 
 
 async def test_an_input_that_is_deleted_is_answered_all_the_same(client: openai.AsyncOpenAI) -> None:

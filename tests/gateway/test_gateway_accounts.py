@@ -289,6 +289,11 @@ async def test_a_key_opens_and_lists_the_models_it_is_for(office: Office) -> Non
         assert (await http.get(f"/v1/models/{MODEL}")).status_code == 200
         for header, name in LISTS.items():
             assert len((await http.get("/v1/models", headers={header: "x"})).json()[name]) == 1
+    async with connect(office.gateways[0].grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for key, listed_there in ((other, []), (this, [MODEL])):
+            answer = await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=(("authorization", f"Bearer {key}"),))
+            assert [model.id for model in answer.models] == listed_there
 
 
 async def test_a_key_counts_with_the_models_it_is_for(office: Office) -> None:

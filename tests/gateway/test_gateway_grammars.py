@@ -88,6 +88,12 @@ def test_there_are_only_days_and_seconds_that_there_are(name: str, good: list[st
     assert [accepts(grammar, json.dumps(text)) for text in bad] == [False] * len(bad)
 
 
+@pytest.mark.parametrize("value", [[], {}, 3])
+def test_a_format_that_is_no_text_is_refused_by_name(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="`format`"):
+        constraint(schema({"type": "object", "properties": {"a": {"type": "string", "format": value}}}))
+
+
 @pytest.mark.parametrize(("stated", "holds"), [({}, 253), ({"maxLength": 100}, 100), ({"maxLength": 300}, 253)])
 def test_the_name_of_a_host_has_at_most_253_characters(stated: dict[str, int], holds: int) -> None:
     grammar = constraint(schema({"type": "string", "format": "hostname", **stated}))
@@ -252,6 +258,23 @@ async def test_the_process_is_there_before_the_first_grammar_and_is_the_only_one
     assert checker._process is process and process.ended_within(0.0) is None
     await checker.close()
     assert checker._process is None and process.ended_within(0.0) is not None
+
+
+async def test_a_process_that_cannot_start_is_tried_once_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+
+    class Broken:
+        def __init__(self) -> None:
+            starts.append(1)
+            raise OSError("no more processes")
+
+    monkeypatch.setattr(grammar_checks, "_Process", Broken)
+    checker = GrammarChecker(INFO)
+    for key in "abc":
+        with pytest.raises(Unavailable):
+            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format", "one")
+    assert len(starts) == 3
+    await checker.close()
 
 
 async def test_nothing_is_left_of_a_process_whose_gateway_ends_while_it_starts() -> None:

@@ -419,6 +419,33 @@ async def test_any_gateway_has_all_responses(
     await until(lambda: cluster.idle)
 
 
+async def test_whoever_follows_a_response_that_is_deleted_is_told(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.nodes["decode-0"].pause_at = cluster.nodes["decode-1"].pause_at = 4
+    made = await client.responses.create(model=MODEL, input="Hi.", background=True)
+    async with (
+        httpx.AsyncClient(base_url=str(client.base_url), timeout=20) as http,
+        http.stream("GET", f"responses/{made.id}", params={"stream": "true"}) as answer,
+    ):
+        lines = answer.aiter_lines()
+        async for line in lines:
+            if "response.content_part.added" in line:
+                break
+        await client.responses.delete(made.id)
+        rest = [line async for line in lines if line.startswith("data: ")]
+    last = json.loads(rest[-1].removeprefix("data: "))
+    assert last["type"] == "error" and last["code"] == "response_not_found" and last["sequence_number"] > 3
+    await until(lambda: cluster.idle)
+
+
+async def test_the_events_of_a_response_are_kept_while_it_is_made(gateway: GatewayServer) -> None:
+    store = ResponseStore(gateway._valkey, "another-cluster", 60.0, 1 << 20)
+    await store.begin_run("", "resp_1")
+    await store.add_events("", "resp_1", [b"data: {}\n\n"], 0, last=False)
+    await gateway._valkey.pexpire(store._events_key("", "resp_1"), 1000)
+    assert await store.renew_run("", "resp_1")
+    assert await gateway._valkey.pttl(store._events_key("", "resp_1")) > 1000 * (responses_store.EVENTS_KEPT_S - 60)
+
+
 async def test_a_response_whose_gateway_dies_has_failed(
     client: openai.AsyncOpenAI, second: openai.AsyncOpenAI, gateway: GatewayServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

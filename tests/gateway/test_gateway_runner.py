@@ -52,3 +52,26 @@ async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> No
         assert isinstance(end, ev.Failed) and isinstance(end.error, Unavailable)
     finally:
         await runner.close()
+
+
+class Wordless(Sink):
+    """Whose text cannot be put into words at its end."""
+
+    def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        super().end(reply)
+        if len(self.ends) == 1:
+            raise RecursionError
+
+
+async def test_a_text_that_has_no_end_ends_its_request_and_nothing_else() -> None:
+    core, link, wordless, sink = new_core(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Wordless(), Sink()
+    runner = Runner(core, link, MonotonicClock(), Objectives(ttft_s=1.0, tbt_s=0.1))  # type: ignore[arg-type]
+    runner.start()
+    try:
+        runner.launch(generation(1, 4), wordless)
+        runner.launch(generation(2, 4), sink)
+        await until(lambda: sink.ends and len(wordless.ends) == 2)
+        last = wordless.ends[-1]
+        assert isinstance(last, ev.Failed) and "internal error" in last.error.message
+    finally:
+        await runner.close()

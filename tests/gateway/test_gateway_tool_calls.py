@@ -59,6 +59,7 @@ CASES: list[tuple[str, str, Expected]] = [
     ("hermes", 'So:\n<tool_call>{"a": 1}', ['So:\n<tool_call>{"a": 1}']),
     ("hermes", "1 < 2 and <tool_cal", ["1 < 2 and <tool_cal"]),
     ("hermes", '<tool_call>{"na', ['<tool_call>{"na']),
+    ("hermes", f'<tool_call>{{"name": {"[" * 5000 + "]" * 5000}}}', [f'<tool_call>{{"name": {"[" * 5000 + "]" * 5000}}}']),
     ("llama3", f' {{"name": "weather", "parameters": {ARGUMENTS}}}', [("weather", ARGUMENTS)]),
     ("llama3", f"<|python_tag|>{CALL}; {TIME}", [("weather", ARGUMENTS), ("time", "{}")]),
     ("llama3", '{"name": "Anna", "age": 3}', ['{"name": "Anna", "age": 3}']),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvstore_support import SPEC
 
-from kvstore.server.shared.peers import IDLE_S, Peers
+from kvstore.server.shared.peers import FORGOTTEN_S, IDLE_S, Peers
 from messenger.base import Connection, Region, Traffic
 from messenger.router import Messenger
 from springtide.clock import ManualClock
@@ -95,10 +95,16 @@ async def test_a_store_that_is_asked_again_and_again_is_not_hung_up() -> None:
         clock.advance(IDLE_S * 0.9)
         await peers.hang_up_idle()
         assert len(peers) == 1
-    clock.advance(IDLE_S)
+    assert (await peers.connect(address, 2)).is_open
+    link = peers.link(address)
+    clock.advance(2 * IDLE_S)
     await peers.hang_up_idle()
     assert len(peers) == 0
+    assert peers.link(address) is link, "whoever is still to write there knows how fast the way is, and whom to watch"
     assert (await peers.connect(address, 2)).is_open, "it is called anew"
+    clock.advance(2 * FORGOTTEN_S)
+    await peers.hang_up_idle()
+    assert peers.link(address) is not link
     await peers.close()
     await other.close()
     await messenger.close()

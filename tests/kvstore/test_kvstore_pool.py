@@ -43,6 +43,23 @@ def test_committed_blocks_are_found_by_the_next_attempt_up_to_its_limit() -> Non
     assert second.slots[2] not in first.slots
 
 
+def test_it_is_known_what_an_engine_is_about_to_commit() -> None:
+    pool, _ = new_pool(16)
+    keys = keys_of(1, 2, 3)
+    assert not pool.committing(keys) and not pool.committing([])
+    pool.acquire(A, keys, 4, 3)
+    pool.acquire(B, keys, 4, 3)
+    pool.commit(A, 0, keys[:2])
+    assert pool.committing(keys) and not pool.committing(keys[:2]) and not pool.committing(keys_of(7))
+    pool.commit(A, 2, keys[2:])
+    assert not pool.committing(keys), "it is held, whoever else computes it still"
+    other = keys_of(7)
+    pool.acquire(C, other, 1, 0)
+    assert pool.committing(other)
+    pool.engine_ended()
+    assert not pool.committing(other)
+
+
 def test_eviction_takes_leaves_first_and_the_least_recently_used_chain() -> None:
     pool, _ = new_pool(6)
     old, new = keys_of(1, 2, 3), keys_of(7, 8, 9)

@@ -97,6 +97,19 @@ def test_a_long_hand_over_is_not_passed_for_ever() -> None:
     assert link.ended_s[long] - long.began_s < 2.5 * 8, "it takes 8 s alone, and is not passed by what comes after that"
 
 
+def test_many_small_hand_overs_at_once_do_not_pass_a_long_one_for_ever_either() -> None:
+    """Each followed by another when it has ended, so that as much of them as goes beside others always does."""
+    link = Played(bytes_per_s=MIB // 8)
+    link.until(link.begin(MIB // 4))
+    long, small = link.begin(MIB), [link.begin(SMALL_BYTES) for _ in range(6)]
+    for _ in range(1_000):
+        if long in link.ended_s:
+            break
+        link.step()
+        small = [link.begin(SMALL_BYTES) if one in link.ended_s else one for one in small]
+    assert long in link.ended_s and link.ended_s[long] - long.began_s < 10 * 8, "it takes 8 s alone"
+
+
 @given(rates=st.lists(st.floats(1e4, 1e10), min_size=1, max_size=5), sizes=st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=20))
 def test_what_is_on_the_way_is_bounded_and_nothing_is_forgotten(rates: list[float], sizes: list[int]) -> None:
     link = Played(rates[0])

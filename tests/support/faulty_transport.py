@@ -10,6 +10,7 @@ from dataclasses import replace
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Traffic, Transport
 from messenger.ordering import TicketLock, run_to_rest
 from springtide.errors import PeerLost, SpringtideError
+from springtide.supervision import first_of
 from tests.support.transport_faults import FaultKind, FaultPlan, TransferFault
 
 _BREAKING: frozenset[FaultKind] = frozenset(("fail", "partial", "drop"))

@@ -35,6 +35,8 @@ PROBE_TIMEOUT_S = 1.0
 IDLE_S = 60.0
 """A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
 than any call, and short of a channel for every store that ever was."""
+FORGOTTEN_S = 3600.0
+"""After so long it is not known any more who was there, nor how fast the way. Far longer than any hand-over waits for its first bytes."""
 _LOOK_EVERY_S, _MOST_BETWEEN_LOOKS_S = 0.1, 0.25
 LATE_S, _WATCH_EVERY_S = 1.0, 0.25
 """A store with which something is under way, and of which nothing has come through for so long, is asked whether it lives."""
@@ -47,8 +49,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Peer:
-    channel: grpc.aio.Channel
     asked_at: float
+    channel: grpc.aio.Channel | None = None
+    """None: hung up."""
     endpoint: Endpoint | None = None
     """The Messenger of whoever was there last."""
     layers: Sequence[LayersAt] = ()
@@ -77,11 +80,15 @@ class Peers:
         self._observed = ObservedTime(_MOST_BETWEEN_LOOKS_S)
 
     def __len__(self) -> int:
-        return len(self._peers)
+        """How many of them there is a channel to."""
+        return sum(peer.channel is not None for peer in self._peers.values())
 
     def stub(self, address: str) -> StoreStub:
         """The stub for calls that are begun now and take less than `IDLE_S`."""
-        return StoreStub(self._peer(address).channel)
+        peer = self._peer(address)
+        if peer.channel is None:
+            peer.channel = channels.connect(address, self._credentials)
+        return StoreStub(peer.channel)
 
     def link(self, address: str) -> Link:
         """What hand-overs to the store there share."""
@@ -206,18 +213,18 @@ class Peers:
     async def hang_up_idle(self) -> None:
         """Closes the channels of those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
         now = self._clock.now()
-        idle = [address for address, peer in self._peers.items() if now - peer.asked_at > IDLE_S]
-        # Out of the table before anything is waited for: nobody takes up a channel that is about to be closed.
-        await _close([self._peers.pop(address) for address in idle])
+        for address in [address for address, peer in self._peers.items() if now - peer.asked_at > FORGOTTEN_S]:
+            await _hang_up([self._peers.pop(address)])
+        await _hang_up([peer for peer in self._peers.values() if now - peer.asked_at > IDLE_S])
         self._messenger.forget_broken()
 
     async def close(self) -> None:
-        await _close(self._peers.values())
+        await _hang_up(self._peers.values())
 
     def _peer(self, address: str) -> _Peer:
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = _Peer(channels.connect(address, self._credentials), self._clock.now())
+            peer = self._peers[address] = _Peer(self._clock.now())
         peer.asked_at = self._clock.now()
         return peer
 
@@ -238,5 +245,9 @@ async def _ended(work: asyncio.Future[Any]) -> bool:
     return True
 
 
-async def _close(peers: Collection[_Peer]) -> None:
-    await asyncio.gather(*(peer.channel.close(None) for peer in peers))
+async def _hang_up(peers: Collection[_Peer]) -> None:
+    # Out of the table before anything is waited for: nobody takes up a channel that is about to be closed.
+    closing = [peer.channel for peer in peers if peer.channel is not None]
+    for peer in peers:
+        peer.channel = None
+    await asyncio.gather(*(channel.close(None) for channel in closing))
