@@ -156,16 +156,16 @@ class ConductorServer:
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event, beside: Callable[[str], Coroutine[Any, Any, None]] | None = None) -> None:
-    """Runs the Conductor until `stop`, and what is to run `beside` it in the same process, which is given its address."""
-    server = ConductorServer(arguments)
+    """Runs the Conductor until `stop`, and what is to run `beside` it in the same process, which is given its address. What that still does
+    after `stop` it may need the Conductor for, which ends after it."""
+    server, ended = ConductorServer(arguments), asyncio.Event()
     try:
         address = await server.start()
         async with asyncio.TaskGroup() as tasks:
             settling = tasks.create_task(GcTuner(server.follower).run())
-            tasks.create_task(server.run(stop))
-            if beside is not None:
-                tasks.create_task(beside(address))
-            await stop.wait()
+            tasks.create_task(server.run(ended))
+            await (stop.wait() if beside is None else beside(address))
+            ended.set()
             settling.cancel()
     finally:
         await server.close()

@@ -46,8 +46,6 @@ STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
 )
 """Who watches goes first, and sees nobody go. Then requests end, then who decides for those that are left and for other machines' gateways,
 then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
-DRAINED: frozenset[ProcessRole] = frozenset({"gateway", "prefill", "decode", "placer"})
-"""Who ends what it has before it ends itself, for `drain_s`."""
 OTHERS_END_S: dict[ProcessRole, float] = {"placer": 15.0}
 """How long who has others end may take for that besides."""
 DEFAULT_JOIN_PORT = 8002
@@ -69,6 +67,8 @@ class ProcessSpec:
     """Of who is in no membership and serves HTTP: what answers with success once it is ready."""
     stdin: bytes = field(default=b"", repr=False)
     """What it reads there. The same."""
+    drains: bool = False
+    """It ends what it has before it ends itself, for `drain_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
     specs, ports = [_valkey(config)] if embedded_valkey else [], metrics_ports(config)
     if config.ray.address is not None:
         placer = _module("deploy.ray.placer", paths, config, "--instance-id", "placer")
-        specs.append(ProcessSpec("placer", "placer", "placer", placer, _secret(config)))
+        specs.append(ProcessSpec("placer", "placer", "placer", placer, _secret(config), drains=True))
     else:
         for index in range(config.prefill):
             specs += node_processes("prefill", f"prefill-{index}", config, paths, ports)
@@ -225,7 +225,7 @@ def node_processes(
 
     if role in ("conductor", "gateway"):
         module = "deploy.head" if role == "conductor" and not config.server.separate_gateway else role
-        return [ProcessSpec(name, role, name, command(module, "--instance-id", name), secret)]
+        return [ProcessSpec(name, role, name, command(module, "--instance-id", name), secret, drains=module != "conductor")]
     if role == "store":
         return [ProcessSpec(name, role, name, command("kvstore", "--node-id", name), secret)]
     package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("decode_node", config.decode_node.threads)
@@ -235,7 +235,7 @@ def node_processes(
         engine, store = (command(module, *own, "--stage", str(stage)) for module in ("prefill_node.stage", "kvstore"))
         return [ProcessSpec(f"{name}-store", "layer-store", name, store, secret), ProcessSpec(name, "stage", name, engine, computing)]
     engine, store = command(package, *own), command("kvstore", "--node-id", name)
-    return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, role, name, engine, computing)]
+    return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, role, name, engine, computing, drains=True)]
 
 
 def _secret(config: ClusterConfig) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from deploy.local.children import Child
-from deploy.local.plan import DRAINED, OTHERS_END_S, STOP_ORDER, ProcessSpec
+from deploy.local.plan import OTHERS_END_S, STOP_ORDER, ProcessSpec
 from deploy.local.readiness import ReadinessProbe
 
 STOP_GRACE_S = 3.0
@@ -72,7 +72,7 @@ class Supervisor:
             stage = [child for child in self.children if child.spec.role in roles]
             for child in stage:
                 child.stop()
-            drain_s = self._drain_s if not DRAINED.isdisjoint(child.spec.role for child in stage) else 0.0
+            drain_s = self._drain_s if any(child.spec.drains for child in stage) else 0.0
             drain_s += max((OTHERS_END_S.get(child.spec.role, 0.0) for child in stage), default=0.0)
             if drain_s:
                 began = time.monotonic()

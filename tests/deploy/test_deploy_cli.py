@@ -213,6 +213,18 @@ def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
     assert "valkey" not in [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False)]
 
 
+def test_who_has_requests_of_its_own_ends_them_before_it_ends(tmp_path: Path) -> None:
+    """As a Conductor with a gateway in its process does, and one without does not."""
+
+    def who(**settings: bool | str) -> set[str]:
+        config = load_config(overrides=settings, environ={})
+        return {spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False) if spec.drains}
+
+    assert who() == {"prefill-0", "decode-0", "conductor-0"}
+    assert who(**{"server.separate_gateway": True}) == {"prefill-0", "decode-0", "gateway-0"}
+    assert who(**{"ray.address": "127.0.0.1:6379"}) == {"placer", "conductor-0"}
+
+
 def test_metrics_are_at_ports_that_are_known_beforehand(tmp_path: Path) -> None:
     settings = {"prefill": 1, "decode": 1, "server.separate_gateway": True, "conductor.replicas": 2}
 

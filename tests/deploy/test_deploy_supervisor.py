@@ -125,7 +125,7 @@ async def test_a_conductor_decides_until_the_gateway_beside_it_has_drained(tmp_p
     ends, drain_s = tmp_path / "ends", 2 * STOP_STAGE_GRACE_S
     slow = NOTES_ITS_END.replace("    with open", "    time.sleep(float(sys.argv[3]))\n    with open")
     async with Supervisor(lambda name: tmp_path / f"{name}.log", lambda child, change: None, drain_s) as supervisor:
-        gateway = spec("gateway", slow, str(ends), "gateway", str(drain_s), role="gateway")
+        gateway = replace(spec("gateway", slow, str(ends), "gateway", str(drain_s), role="gateway"), drains=True)
         await started(supervisor, spec("conductor", NOTES_ITS_END, str(ends), "conductor", role="conductor"), gateway)
         await until(lambda: all("armed" in (tmp_path / f"{name}.log").read_text() for name in ("gateway", "conductor")))
     assert ends.read_text().split() == ["gateway", "conductor"]

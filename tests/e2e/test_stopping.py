@@ -1,17 +1,18 @@
-"""A cluster that is told to stop is gone within five seconds and leaves nothing behind."""
+"""A cluster that is told to stop is gone within five seconds and leaves nothing behind, or ends what it has first."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, hanging
 from tests.support.reference import random_prompt
 
 pytestmark = pytest.mark.alone
@@ -42,3 +43,33 @@ def test_a_cluster_stops_in_time_in_the_middle_of_a_stream(number: signal.Signal
         assert len(ends) == 1, "the running stream ends with one error"
     assert not run_dir.exists()
     assert shared_memory() <= before
+
+
+def test_a_cluster_that_has_time_for_it_answers_whatever_has_come_before_it_stops() -> None:
+    """A stream in its middle, a request of which nothing is computed yet, and one that comes before balancers have seen that it stops."""
+    with Cluster(drain_s=60.0, silence_s=60.0) as cluster, httpx.Client(base_url=cluster.url, timeout=60) as http, ExitStack() as answers:
+        supervisor, request = cluster.supervisor, {"model": cluster.model, "ignore_eos": True, "stream": True}
+        prefill = cluster.pid_of("prefill-0")
+        assert prefill is not None
+
+        def ask(seed: int, num_tokens: int) -> httpx.Response:
+            """Returns once it is accepted."""
+            body = {**request, "prompt": random_prompt(seed, 300), "max_tokens": num_tokens}
+            return answers.enter_context(http.stream("POST", "/v1/completions", json=body))
+
+        def leaving() -> bool:
+            return bool(http.get("/ready").json().get("error", {}).get("code") == "leaving")
+
+        streams = [ask(1, 600).iter_lines()]
+        assert next(streams[0]).startswith("data: ")
+        with hanging([prefill]):
+            streams.append(ask(2, 20).iter_lines())
+            supervisor.terminate()
+            cluster.wait_until(leaving, "the gateway to say that it leaves")
+            late = ask(3, 20)
+            assert late.status_code == httpx.codes.OK, late.read()
+            streams.append(late.iter_lines())
+        for each in streams:
+            *lines, last = [line for line in each if line]
+            assert last == "data: [DONE]" and not [line for line in lines if '"error"' in line]
+        assert supervisor.wait(60) == 0
