@@ -418,7 +418,8 @@ class Preparer:
             self._check_column(words, field)
         texts = (variant for text in request.bad_words for variant in (text, f" {text.lstrip()}"))
         found = (TokenIds.of(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-        return tuple(dict.fromkeys((*given, *(words for words in found if words))))
+        # A tokenizer may have tokens that the model has not: these are never drawn.
+        return tuple(dict.fromkeys((*given, *(words for words in found if words and int(words.column().max()) < self._vocab_size))))
 
     def _check_column(self, tokens: TokenIds, field: str) -> None:
         column = tokens.column()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Generic
@@ -45,6 +45,10 @@ class HeldStarts(Generic[StartT]):
         self._tell: Callable[[Start[StartT]], None] = tell
         self._refuse = refuse
         self._held: dict[AttemptId, Start[StartT]] = {}
+        self._compiled_for: dict[AttemptId, Future[LLMatcher]] = {}
+        """The grammars of those that are held, and of those that the core has: they stay compiled, however many others come."""
+        self._not_seen: set[AttemptId] = set()
+        """Of these, those that neither had when last looked."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -57,6 +61,14 @@ class HeldStarts(Generic[StartT]):
         """Signs of the attempts, each with its session."""
         for attempt_id, event in self._held.items():
             yield event.session, AttemptSign(attempt_id, 0, waiting=True)
+
+    def keep_compiled(self, live: Collection[AttemptId]) -> None:
+        """Keeps the grammars of these, which the core has, and of those that are held. What the core has yet to take in is seen the next
+        time."""
+        gone = self._compiled_for.keys() - live - self._held.keys()
+        for attempt_id in gone & self._not_seen:
+            del self._compiled_for[attempt_id]
+        self._not_seen = gone - self._not_seen
 
     def keeps(self, event: Start[StartT] | AbortAttempt | SessionEnded) -> bool:
         """Whether the event is not for the core, or not yet."""
@@ -73,7 +85,7 @@ class HeldStarts(Generic[StartT]):
         request = event.start.request
         if request.attempt_id in self._held:
             return True
-        compiled = self._grammars.prepare(request.params.grammar)
+        compiled = self._compiled_for[request.attempt_id] = self._grammars.prepare(request.params.grammar)
         if not self._samples_first(event.start) or (compiled.done() and compiled.exception() is None):
             return False
         self._held[request.attempt_id] = event

@@ -208,7 +208,9 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         if self._ticks % TICKS_A_SIGN:
             return
         signs: defaultdict[int, list[AttemptSign]] = defaultdict(list)
-        for session, sign in chain(self._core.signs(), self._held.signs()):
+        of_core = list(self._core.signs())
+        self._held.keep_compiled({sign.attempt_id for _, sign in of_core})
+        for session, sign in chain(of_core, self._held.signs()):
             signs[session].append(sign)
         for session, its in signs.items():
             self.servicer.send(session, self._service.signs(AttemptSigns(tuple(its))))

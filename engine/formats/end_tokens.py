@@ -28,7 +28,9 @@ def hf_end_tokens(directory: Path, vocab_size: int) -> set[int]:
     eos = read_json(tokenizer_config).get("eos_token") if tokenizer_config.exists() else None
     eos = eos.get("content") if isinstance(eos, Mapping) else eos
     template = read_chat_template(directory) or ""
-    return ends | {added[token] for token in (eos, *_of_template(template)) if token in added}
+    named = {added[token] for token in (eos, *_of_template(template)) if token in added}
+    # A tokenizer may have tokens that the model has not: these are never drawn.
+    return ends | {token_id for token_id in named if token_id < vocab_size}
 
 
 def gguf_end_tokens(file: GGUFFile, vocab_size: int) -> set[int]:

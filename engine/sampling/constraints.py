@@ -85,9 +85,11 @@ class Constraints:
             mask = self._filtered(row, by_grammar)
             if mask.any():
                 masks[index] = mask
-            elif by_grammar is None or not self._ends(by_grammar):
+            elif by_grammar is None or not (ends := self._only_ends(by_grammar)).any():
                 refused[index] = "allowed_token_ids and bad_words leave no token that may come next"
-            # Where the grammar lets the output end, and nothing else is left, it ends.
+            else:
+                # The grammar lets the output end, and nothing else is left: it ends.
+                masks[index] = ends
         return Allowed(masks, refused)
 
     def _by_grammar(self, rows: Sequence[SamplingRow], refused: dict[int, str]) -> dict[int, TokenMask]:
@@ -154,9 +156,11 @@ class Constraints:
                 return longer
         return mask
 
-    def _ends(self, mask: TokenMask) -> bool:
-        """Whether the output may end here."""
-        return bool(mask[self._eos].any())
+    def _only_ends(self, mask: TokenMask) -> TokenMask:
+        """Of the tokens that may come next, those that end the output."""
+        ends = np.zeros_like(mask)
+        ends[self._eos] = mask[self._eos]
+        return ends
 
 
 def _has_filters(params: SamplingParams) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -16,7 +17,7 @@ from springtide.protocol.sampling import Grammar
 LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 """Of one grammar. Fuel and items of a step, at their defaults, are used up within some 15 ms; 20,000 states of a lexer take up to 40 MB."""
 MAX_COMPILED = 64
-"""So many grammars are kept compiled, those that were used last."""
+"""So many grammars are kept compiled, those that were used last, and beyond them those that somebody has the future of."""
 
 
 class GrammarCompiler:
@@ -71,6 +72,8 @@ class Grammars:
         self._compiler: Future[GrammarCompiler] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._held: WeakValueDictionary[Grammar, Future[LLMatcher]] = WeakValueDictionary()
+        """All that there are, those of the former too."""
         self._lock = threading.Lock()
 
     def load(self) -> None:
@@ -80,15 +83,16 @@ class Grammars:
             self._loading()
 
     def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
-        """Begins to compile it, unless it is kept compiled. The future raises InvalidRequest, or ConfigError where the model has no usable
-        tokenizer; its matcher is to be copied."""
+        """Begins to compile it, unless it is kept compiled, as it is for as long as somebody holds the future. That raises InvalidRequest,
+        or ConfigError where the model has no usable tokenizer; its matcher is to be copied."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
+            compiled = self._held.get(grammar)
             if compiled is None:
-                compiled = self._compiled[grammar] = self._thread.submit(_compiled, self._loading(), grammar)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+                compiled = self._held[grammar] = self._thread.submit(_compiled, self._loading(), grammar)
+            self._compiled[grammar] = compiled
             self._compiled.move_to_end(grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
         return compiled
 
     def matcher(self, grammar: Grammar, within_s: float) -> LLMatcher:

@@ -20,7 +20,7 @@ from engine.formats.files import describe
 from engine.sampling import constraints
 from engine.sampling.constraints import Constraints
 from engine.sampling.device_sampling import sample_together
-from engine.sampling.grammars import Grammars
+from engine.sampling.grammars import MAX_COMPILED, Grammars
 from engine.sampling.sampler import Sampler, sample, uniform
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.protocol.outputs import Failure, FailureCode, Finish, SampledToken, finish_of
@@ -187,6 +187,23 @@ def test_where_a_grammar_is_complete_the_output_ends_whatever_else_is_asked() ->
     assert isinstance(end, SampledToken) and end.token_id == EOS
     assert finish_of(EOS, 3, SamplingParams(grammar=regex_grammar("12"), ignore_eos=True), INFO.eos_token_ids) is Finish.STOP
     assert finish_of(EOS, 3, SamplingParams(ignore_eos=True), INFO.eos_token_ids) is None
+
+
+def test_a_grammar_that_somebody_waits_with_stays_compiled_however_many_others_come() -> None:
+    grammars, grammar = Grammars(INFO), regex_grammar("(ab)*")
+    waited_for = grammars.prepare(grammar)
+    for number in range(MAX_COMPILED + 5):
+        grammars.prepare(regex_grammar(f"x{number}"))
+    assert grammars.prepare(grammar) is waited_for
+    grammars.close()
+
+
+def test_where_a_grammar_may_go_on_but_nothing_of_that_is_allowed_the_output_ends() -> None:
+    one, two = TOKENIZER.encode("1"), TOKENIZER.encode("2")
+    logits = torch.zeros(INFO.vocab_size)
+    logits[two[0]] = 9.0
+    end = draw(SAMPLER, *one, logits=logits, grammar=regex_grammar("1[2-9]*"), allowed_token_ids=TokenIds.of(one))
+    assert end == SampledToken(EOS)
 
 
 def test_min_tokens_keeps_off_what_ends_an_output() -> None:

@@ -66,6 +66,14 @@ def test_every_end_token_that_the_files_name_ends_an_output(directory: Path) -> 
     assert describe(str(directory)).eos_token_ids == (2, 5, 6, 7)
 
 
+def test_an_end_token_that_only_the_tokenizer_has_ends_nothing(directory: Path) -> None:
+    """No output has it, and masks of the vocabulary have no place for it."""
+    added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    edit(directory / "tokenizer.json", added_tokens=[*added, {**added[0], "id": 320, "content": "<|eot_id|>"}])
+    edit(directory / "tokenizer_config.json", eos_token="<|eot_id|>")
+    assert describe(str(directory)).eos_token_ids == (2,)
+
+
 def test_the_fingerprint_follows_contents_and_not_the_place(directory: Path, original: Path) -> None:
     fingerprint = describe(str(directory)).fingerprint
     assert fingerprint == describe(str(original)).fingerprint

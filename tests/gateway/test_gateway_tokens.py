@@ -14,6 +14,8 @@ import pytest
 from gateway_cluster import MODEL, Cluster
 
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.api_request import ApiRequest, Texts
+from gateway.prepare import Origin, Preparer
 from springtide import __version__
 
 MESSAGES = [{"role": "user", "content": "Say it."}]
@@ -101,3 +103,14 @@ async def test_who_is_asked_says_what_it_is(http: httpx.AsyncClient) -> None:
     assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
     card = (await http.get("/v1/models")).json()["data"][0]
     assert (card["root"], card["parent"], card["max_model_len"]) == (MODEL, None, 2000)
+
+
+def test_words_of_tokens_that_only_the_tokenizer_has_are_never_drawn_and_go_to_no_node(tokenizer: Tokenizer) -> None:
+    words, ids = ("the", "Hello"), [tokenizer.encode(text)[0] for text in ("the", "Hello", " the", " Hello")]
+    whole, small = (Preparer("m", 4000, vocab_size, tokenizer, block_tokens=32) for vocab_size in (49152, max(ids)))
+    request = ApiRequest("m", Texts(((1, 2, 3),)), bad_words=words)
+
+    def kept(preparer: Preparer) -> set[int]:
+        return {token for word in preparer.prepared(request, Origin("r", 0.0)).sampling.bad_words for token in word.column().tolist()}
+
+    assert kept(whole) >= set(ids) and kept(small) == kept(whole) - {max(ids)}
