@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,8 @@ NAME_TAKEN_S = 10.0
 """For so long a node of the same name may still be listed that has just ended."""
 Beside: TypeAlias = Callable[[ClusterConfig], Mapping[str, Work]]
 """Work by its names, of a configuration with which this machine has joined."""
+WhileWanted: TypeAlias = Callable[[ClusterConfig], Coroutine[Any, Any, None]]
+"""Goes on for as long as the node of such a configuration is wanted."""
 _LONGEST_SUFFIX = ".stage-1023.ring.sock"
 
 
@@ -86,9 +88,12 @@ class NodeOptions:
     """Of a prefill group over several machines; None: the node is whole."""
 
 
-def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: Beside = lambda _: {}) -> int:
+def run_node(
+    options: NodeOptions, display: Display, *, verbose: bool, beside: Beside = lambda _: {}, while_wanted: WhileWanted | None = None
+) -> int:
     """Runs a node in the foreground until SIGTERM or SIGINT; returns the exit code. `beside`: what this process does besides, once it has
-    been let in. Raises ConfigError, Unauthenticated, Unavailable, UnsupportedModel before anything is started."""
+    been let in. `while_wanted` returns once the node is to leave without a signal. Raises ConfigError, Unauthenticated, Unavailable,
+    UnsupportedModel before anything is started."""
     token = None if options.token is None else Token.parse(options.token)
     wanted = _wanted_run_dir(options)
     if token is None and (wanted is None or not Identity(wanted / "tls").certificate.is_file()):
@@ -105,7 +110,11 @@ def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: B
         reply = asyncio.run(_join(options, token, name, address, identity))
         display.step("join", f"{' or '.join(options.join)} has let {name} in, at {address}", done=True)
         machine = _machine(options, name, address, reply, identity, run_dir)
-        machine = replace(machine, beside={**machine.beside, **beside(machine.config)})
+        machine = replace(
+            machine,
+            beside={**machine.beside, **beside(machine.config)},
+            while_wanted=while_wanted and partial(while_wanted, machine.config),
+        )
         return asyncio.run(_run(machine, options.role, name, display, verbose))
 
 

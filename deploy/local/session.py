@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +46,8 @@ class Machine:
     """The run directory is ours to remove."""
     beside: Mapping[str, Work] = field(default_factory=dict)
     """What this process does itself meanwhile, by names."""
+    while_wanted: Work | None = None
+    """Returns once the machine is to leave, of which no signal says so."""
     serves_requests: bool = True
     """There is a gateway here, and as many nodes as it takes to answer: the machine is ready when that says so."""
     ca_dir: Path | None = None
@@ -97,6 +100,7 @@ class Session:
         self._verbose = verbose
         self._greeting = greeting
         self._stop = asyncio.Event()
+        self._signalled = False
         self._changed = asyncio.Event()
         self._followers: dict[str, LogFollower] = {}
         self._supervisor = Supervisor(machine.paths.log, self._on_change, machine.config.drain_s)
@@ -104,7 +108,7 @@ class Session:
         self._record = machine.record(self._probe.url)
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT. Returns the exit code."""
+        """Until SIGTERM or SIGINT, or it is wanted no more. Returns the exit code."""
         raise_file_limit()  # the head has a connection of each machine to Valkey, and whoever reaches the join port may open some
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -115,6 +119,8 @@ class Session:
                 await stack.enter_async_context(self._probe)
                 for name, work in self._machine.beside.items():
                     await stack.enter_async_context(_background(work, name))
+                if (while_wanted := self._machine.while_wanted) is not None:
+                    await stack.enter_async_context(_background(partial(self._leave_after, while_wanted), "see whether it is wanted"))
                 await stack.enter_async_context(self._supervisor)
                 await stack.enter_async_context(_background(self._follow_logs, "follow logs"))
                 await first_of(self._serve(), self._stop.wait())
@@ -126,9 +132,19 @@ class Session:
         return 0
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        """Whoever sends a second one wants no more patience; one that comes when the machine leaves by itself is no second one."""
+        if self._signalled:
             self._supervisor.kill()
-        else:
+        self._signalled = True
+        self._leave()
+
+    async def _leave_after(self, while_wanted: Work) -> None:
+        await while_wanted()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Begins to, unless that has begun."""
+        if not self._stop.is_set():
             drain_s = self._machine.config.drain_s
             self._display.message(f"stopping; what runs has {drain_s:g} s to end" if drain_s else "stopping")
         self._stop.set()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
 
 from deploy.ray.orders import NodeOrder
@@ -43,7 +41,7 @@ class Lifeline:
 
 
 async def follow(order: NodeOrder, config: ClusterConfig) -> None:
-    """Returns once this process, of a node that has joined, was told to leave by its own hand."""
+    """Returns once the node, which has joined, is to leave."""
     assert config.redis_url is not None, "the configuration must be resolved"
     lifeline = Lifeline(order.name, order.placement, order.orphan_s, time.monotonic())
     async with ValkeyClient.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
@@ -57,6 +55,5 @@ async def follow(order: NodeOrder, config: ClusterConfig) -> None:
             reason = lifeline.look(record, time.monotonic())
             if reason is not None:
                 print(f"{order.name} leaves: {reason}", flush=True)
-                os.kill(os.getpid(), signal.SIGTERM)
                 return
             await asyncio.sleep(LOOK_EVERY_S)

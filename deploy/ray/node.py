@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,10 +36,8 @@ def main() -> NoReturn:
             options,
             PlainDisplay(Console(highlight=False)),
             verbose=False,
-            beside=lambda config: {
-                "see whether it is wanted": lambda: follow(order, config),
-                "bound what it says": lambda: logs.keep_bounded(output),
-            },
+            beside=lambda _: {"bound what it says": lambda: logs.keep_bounded(output)},
+            while_wanted=partial(follow, order),
         )
     except SpringtideError as error:
         print(f"error: {error.message}", flush=True)

