@@ -78,6 +78,15 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+def plain_host(host: str) -> str:
+    """An IP address in the one form in which certificates and connections show it, without brackets; a host name as it is."""
+    host = host.strip("[]")
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
+
+
 def in_url(host: str) -> str:
     """A host as it stands in a URL, or before a port."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -595,7 +604,12 @@ class ClusterConfig(Section):
             unspecified = not value
         if unspecified:
             raise ValueError(f"{value!r} is no machine's: name the address at which other machines reach this one, such as 10.0.0.1")
-        return value.strip("[]")
+        return plain_host(value)
+
+    @field_validator("join_hosts")
+    @classmethod
+    def _plain_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(plain_host, value))
 
     @property
     def several_conductors(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
-from springtide.config import ClusterConfig
+from springtide.config import ClusterConfig, plain_host
 from springtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -61,5 +61,7 @@ class OwnCertificates:
 
 
 def addresses_of(address: str, *names: str) -> tuple[str, ...]:
-    """What a machine at this address is called in its certificate. That it is reached by `names`, too, is for the head alone to say."""
-    return tuple(dict.fromkeys((address, *names, "localhost", "127.0.0.1", "::1")))
+    """What a machine at this address is called in its certificate, which has no zone of an IPv6 address (`%eth0`). That it is reached by
+    `names`, too, is for the head alone to say."""
+    called = (address, *names, "localhost", "127.0.0.1", "::1")
+    return tuple(dict.fromkeys(plain_host(each).partition("%")[0] for each in called))

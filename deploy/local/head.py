@@ -54,16 +54,16 @@ class HeadServices:
                 tasks.create_task(relay.serve(bind(config.address, config.valkey_port, "valkey_port")))
 
 
-def further_joins(ca_dir: Path, address: str, config: ClusterConfig, reply: JoinReply) -> Work:
-    """The join service at this address, of a machine that has been let in by `reply`: others join there while the head is away. Raises
+def further_joins(ca_dir: Path, config: ClusterConfig, reply: JoinReply) -> Work:
+    """The join service of a machine that has been let in by `reply`: others join there while the head is away. Raises
     ConfigError, Unavailable."""
     if not reply.certificate:
         raise ConfigError("tls.ca_dir: this cluster is given its certificates, and has no authority that could be copied")
-    if address not in reply.settings["join_hosts"]:
-        raise ConfigError(f"tls.ca_dir: machines are to join at {address}, too: set join_hosts at the head to [{address}]")
+    if config.address not in reply.settings["join_hosts"]:
+        raise ConfigError(f"tls.ca_dir: machines are to join at {config.address}, too: set join_hosts at the head to [{config.address}]")
     check_copy(Authority.open(ca_dir), reply.authorities.encode())
     assert config.join_port is not None, "a cluster that can be joined has a port for it"
-    free_port("join_port", address, config.join_port)
+    free_port("join_port", config.address, config.join_port)
     tls = cluster_tls(config.tls)
     assert tls is not None, "who is let in by a certificate has it"
     head = Head(reply.model_copy(update={"certificate": "", "authorities": ""}), ca_dir, tls, copied=True)

@@ -190,14 +190,14 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
     paths = ClusterPaths(run_dir.path)
     beside: dict[str, Work] = {}
     if reply.certificate:
-        beside["renew certificates"] = lambda: _keep_renewed(options.join, identity, addresses_of(address))
+        beside["renew certificates"] = lambda: _keep_renewed(options.join, identity, addresses_of(config.address))
     join_address = ""
     if ca_dir is not None:
         # Imported here alone: it takes an HTTP server, which other machines do without.
         from deploy.local.head import further_joins
 
-        beside["let machines in"] = further_joins(ca_dir, address, config, reply)
-        join_address = f"{in_url(address)}:{config.join_port}"
+        beside["let machines in"] = further_joins(ca_dir, config, reply)
+        join_address = f"{in_url(config.address)}:{config.join_port}"
     processes = node_processes(role, name, config, paths, metrics_ports(config), 0 if options.stage is None else options.stage.number)
     return Machine(
         config,

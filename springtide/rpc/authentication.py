@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
@@ -88,7 +89,8 @@ class CredentialedChannel(grpc.aio.Channel):
 
 class RenewedChannel(grpc.aio.Channel):
     """A channel with mTLS whose calls are made with the newest certificate. A channel of gRPC's shows the one that it was made with for
-    good: once there is a newer one, further calls have a new channel, and those under way go on where they are, until this is closed."""
+    good: once there is a newer one, further calls have a new channel, those under way go on where they are, and the channel that none is on
+    any more is closed."""
 
     def __init__(self, open_channel: Callable[[grpc.ChannelCredentials], grpc.aio.Channel], tls: Tls) -> None:
         self._open_channel = open_channel
@@ -96,6 +98,8 @@ class RenewedChannel(grpc.aio.Channel):
         self._number = tls.number
         self._channels = [open_channel(tls.channel_credentials())]
         """The last is the newest."""
+        self._under_way = Counter[grpc.aio.Channel]()
+        self._closing = set[asyncio.Task[None]]()
 
     async def __aenter__(self) -> RenewedChannel:
         return self
@@ -130,8 +134,23 @@ class RenewedChannel(grpc.aio.Channel):
     def _newest(self) -> grpc.aio.Channel:
         if self._tls.number != self._number:
             self._number = self._tls.number
+            before = self._channels[-1]
             self._channels.append(self._open_channel(self._tls.channel_credentials()))
+            self._close_if_idle(before)
         return self._channels[-1]
+
+    def _close_if_idle(self, older: grpc.aio.Channel) -> None:
+        if not self._under_way[older]:
+            self._channels.remove(older)
+            del self._under_way[older]
+            task = asyncio.create_task(older.close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _ended(self, channel: grpc.aio.Channel) -> None:
+        self._under_way[channel] -= 1
+        if channel is not self._channels[-1]:
+            self._close_if_idle(channel)
 
     def _deferred(self, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         """What makes a method's calls over the channel that is the newest then."""
@@ -143,6 +162,9 @@ class RenewedChannel(grpc.aio.Channel):
             newest = self._newest()
             if newest is not channel:
                 channel, method = newest, getattr(newest, kind)(*arguments, **named)
-            return method(*message, **options)
+            begun = method(*message, **options)
+            self._under_way[newest] += 1
+            begun.add_done_callback(lambda _: self._ended(newest))
+            return begun
 
         return call

@@ -175,6 +175,24 @@ def test_the_heads_certificate_has_the_names_that_it_is_joined_at(tmp_path: Path
     assert {"10.0.0.1", "head.example", "203.0.113.7", socket.gethostname()} <= addresses_in(own)
 
 
+@pytest.mark.parametrize("address", ["2001:DB8::5", "[2001:db8:0:0::5]", "fe80::5%lo"])
+def test_a_certificate_is_good_however_its_addresses_are_written(tmp_path: Path, address: str) -> None:
+    overrides = {
+        "address": address,
+        "join_port": 8002,
+        "tls.names": ["FD00::0:1"],
+        "run_dir": str(tmp_path),
+        "tls.ca_dir": str(tmp_path / "ca"),
+    }
+    config = load_config(overrides=overrides, environ={})
+    certificates = OwnCertificates.of(config)
+    assert certificates is not None
+    certificates.prepare(config)
+    first = certificates.identity.certificate.read_bytes()
+    certificates.renew()
+    assert certificates.identity.certificate.read_bytes() == first
+
+
 def test_who_has_no_token_and_has_not_joined_before_is_told_where_one_is_to_be_had(springtide: Springtide, tmp_path: Path) -> None:
     result = springtide("node", "store", "--join", "127.0.0.1:1", "--run-dir", str(tmp_path / "run"))
     assert result.returncode == 2 and "--token: this machine has not joined before" in result.stderr

@@ -365,9 +365,9 @@ async def test_machines_join_where_the_head_says_that_they_do_and_nowhere_else(w
     told, directory = world.service._head.told, world.authority.directory
     reply = told.model_copy(update={"certificate": "one", "authorities": world.authority.bundle.decode()})
     with pytest.raises(ConfigError, match="join_hosts"):
-        further_joins(directory, LOOPBACK, world.config, reply)
+        further_joins(directory, world.config, reply)
     with pytest.raises(ConfigError, match="is given its certificates"):
-        further_joins(directory, OTHERS[0], world.config, told)
+        further_joins(directory, world.config.model_copy(update={"address": OTHERS[0]}), told)
 
 
 async def test_a_certificate_is_renewed_for_the_addresses_that_it_has(world: World) -> None:

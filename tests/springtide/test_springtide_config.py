@@ -138,4 +138,9 @@ def test_an_address_that_is_no_machines_is_refused(address: str) -> None:
     """It would be announced to the other machines."""
     with pytest.raises(ConfigError, match="name the address at which other machines reach this one"):
         load_config(overrides={"address": address}, environ={})
-    assert load_config(overrides={"address": "[fd00::1]"}, environ={}).address == "fd00::1"
+
+
+@pytest.mark.parametrize("address", ["fd00::a", "[fd00::a]", "FD00:0::000A"])
+def test_an_address_of_ipv6_is_one_however_it_is_written(address: str) -> None:
+    config = load_config(overrides={"address": address, "join_hosts": [address]}, environ={})
+    assert config.address == "fd00::a" and config.join_hosts == ("fd00::a",)

@@ -4,6 +4,7 @@ on."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -29,9 +30,11 @@ from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
 from springtide.rpc.channels import connect, listen, new_server
 from springtide.rpc.health import add_health
+from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 from springtide.tls import Tls, TlsFiles, accept, cluster_tls
 from tests.support.ports import ReservedPorts
+from tests.support.waiting import until
 
 SECRET, CLUSTER = b"a secret of sixteen", "springtide"
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
@@ -215,6 +218,44 @@ async def test_a_renewed_certificate_is_taken_up_while_calls_go_on(machine: Mach
             await check(anew)
         assert not reading.done(), "the stream that was under way goes on"
         reading.cancel()
+
+
+async def test_the_connections_of_an_older_certificate_end_with_the_calls_that_are_on_them(
+    machine: Machine, authority: Authority, tmp_path: Path
+) -> None:
+    client, connected = Machine(authority, tmp_path / "client"), 0
+
+    def are_connected() -> int:
+        gc.collect()  # a call of gRPC's that has ended keeps its connection as long as it is there, and refers to itself
+        return connected
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        host, port = address.split(":")
+        there = await asyncio.open_connection(host, int(port))
+        await first_of(pump(reader, there[1]), pump(there[0], writer))
+        for each in (writer, there[1]):
+            each.close()
+        connected -= 1
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(1 << 16):
+            writer.write(some)
+
+    async with serving(machine) as address, await asyncio.start_server(relay, "127.0.0.1") as relaying:
+        host, port = relaying.sockets[0].getsockname()
+        async with connect(f"{host}:{port}", client.credentials) as channel:
+            under_way = health_pb2_grpc.HealthStub(channel).Watch(ASK)
+            await under_way.read()
+            for _ in range(3):
+                await client.renewed()
+                await check(channel)
+            await until(lambda: are_connected() == 2)
+            under_way.cancel()
+            del under_way
+            await until(lambda: are_connected() == 1)
+            await check(channel)
 
 
 async def test_metrics_are_for_those_with_a_certificate(machine: Machine, authority: Authority, tmp_path: Path) -> None:
