@@ -108,7 +108,7 @@ def up(
         "observe.enabled": observe,
     }
     cluster_config = _load(config, {**parse_settings(set_), **_given(options)})
-    raise typer.Exit(run_up(cluster_config, new_display(Console(highlight=False)), verbose=verbose))
+    raise typer.Exit(run_up(cluster_config, new_display(), verbose=verbose))
 
 
 @app.command()
@@ -158,7 +158,7 @@ def node(
     }
     place = stage_place(role, name, group, stage)
     options = NodeOptions(role, join_services(join), token, name, config, {**parse_settings(set_), **_given(settings)}, place)
-    raise typer.Exit(run_node(options, new_display(Console(highlight=False)), verbose=verbose))
+    raise typer.Exit(run_node(options, new_display(), verbose=verbose))
 
 
 @app.command()

@@ -59,13 +59,10 @@ class Child:
         """Returns once `stop` was called and the process has ended. Raises StartFailed."""
         try:
             while not self._stopping.is_set():
-                process = await self._start()
-                if self._stopping.is_set():  # it was asked to while the process was being made
-                    self.signal(signal.SIGKILL)
-                returncode = await process.wait()
+                how = await self._run()
                 self.ready = False
                 if not self._stopping.is_set():
-                    await self._after_exit(returncode)
+                    await self._after_exit(how)
         finally:
             self._ended.set()
 
@@ -81,12 +78,22 @@ class Child:
     async def ended(self) -> None:
         await self._ended.wait()
 
+    async def _run(self) -> str:
+        """Returns how the process has ended, once it has."""
+        try:
+            process = await self._start()
+        except OSError as error:  # the machine may have no room just now for a process, or for its log
+            return f"could not be started ({error})"
+        if self._stopping.is_set():  # it was asked to while the process was being made
+            self.signal(signal.SIGKILL)
+        return describe_exit(await process.wait())
+
     async def _start(self) -> asyncio.subprocess.Process:
         """The process is forked on the calling thread, the main one: the kernel kills children when the thread that made them ends."""
         environment = {**os.environ, **self.spec.environment, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
+        self._started_at = time.monotonic()
+        self._policy.started(self._started_at)
         with self.log.open("ab") as log:
-            self._started_at = time.monotonic()
-            self._policy.started(self._started_at)
             self._process = await asyncio.create_subprocess_exec(
                 *dies_with_us(self.spec.command),
                 stdin=asyncio.subprocess.PIPE if self.spec.stdin else asyncio.subprocess.DEVNULL,
@@ -101,12 +108,12 @@ class Child:
         self._on_change(self, "starting")
         return self._process
 
-    async def _after_exit(self, returncode: int) -> None:
-        match self._policy.exited(returncode, time.monotonic()):
+    async def _after_exit(self, how: str) -> None:
+        match self._policy.exited(how, time.monotonic()):
             case GiveUp(reason):
                 raise StartFailed(self.spec.name, reason, self.log)
             case Restart(after_s):
-                self._on_change(self, f"{describe_exit(returncode)}; restarting")
+                self._on_change(self, f"{how}; restarting")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(after_s):
                         await self._stopping.wait()

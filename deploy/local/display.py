@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Any, Protocol, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -87,5 +89,26 @@ class LiveDisplay:
         self._starting = False
 
 
-def new_display(console: Console) -> Display:
+class _Unheeded:
+    """An output that may be gone, or have no room for more: whoever writes to it goes on."""
+
+    def __init__(self, output: IO[str]) -> None:
+        self._output = output
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._output.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._output.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+
+def new_display() -> Display:
+    """On the standard output. A cluster does not end with who reads it."""
+    console = Console(file=cast(IO[str], _Unheeded(sys.stdout)), highlight=False)
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)

@@ -40,9 +40,10 @@ class RestartPolicy:
     def became_ready(self) -> None:
         self._ever_ready = True
 
-    def exited(self, returncode: int, now: float) -> Restart | GiveUp:
+    def exited(self, how: str, now: float) -> Restart | GiveUp:
+        """Also of a process that could not even be made. `how`: in words."""
         if not self._ever_ready and self._tries >= TRIES_TO_BECOME_READY:
-            return GiveUp(f"{describe_exit(returncode)} and was not ready once in {self._tries} starts")
+            return GiveUp(f"{how} and was not ready once in {self._tries} starts")
         if now - self._started_at >= STABLE_AFTER_S:
             self._delay_s = FIRST_DELAY_S
         delay_s = self._delay_s

@@ -26,11 +26,13 @@ from deploy.local.readiness import ReadinessProbe
 from deploy.local.rundir import LONGEST_SOCKET_NAME, ClusterRecord, RunDir
 from deploy.local.supervisor import Supervisor
 from springtide.config import ClusterConfig, write_config
+from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from springtide.process import raise_file_limit
 from springtide.supervision import first_of, supervised
 
 LOG_POLL_S = 0.2
+WRITE_AGAIN_S = 1.0
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -106,6 +108,8 @@ class Session:
         self._supervisor = Supervisor(machine.paths.log, self._on_change, machine.config.drain_s)
         self._probe = ReadinessProbe(machine.config)
         self._record = machine.record(self._probe.url)
+        self._recorded = True
+        """The record is in its file as it is."""
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT, or it is wanted no more. Returns the exit code."""
@@ -123,6 +127,7 @@ class Session:
                     await stack.enter_async_context(_background(partial(self._leave_after, while_wanted), "see whether it is wanted"))
                 await stack.enter_async_context(self._supervisor)
                 await stack.enter_async_context(_background(self._follow_logs, "follow logs"))
+                await stack.enter_async_context(_background(self._keep_recorded, "keep recorded"))
                 await first_of(self._serve(), self._stop.wait())
         except StartFailed as failure:
             self._display.message(f"springtide could not start: {failure}. The end of its log:\n{last_lines(failure.log)}")
@@ -183,18 +188,32 @@ class Session:
                 for line in follower.new_lines():
                     self._display.message(line)
 
+    async def _keep_recorded(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if not self._recorded:
+                self._write_record()
+
     def _on_change(self, child: Child, change: str) -> None:
+        self._changed.set()
         name = child.spec.name
         self._display.step(name, change, done=child.ready)
         if child.spec.role != "valkey" or self._verbose:  # its warnings are about the machine's settings
             self._followers.setdefault(name, LogFollower(child.log, self._verbose))
         self._write_record()
-        self._changed.set()
 
     def _write_record(self) -> None:
         pids = {child.spec.name: child.pid for child in self._supervisor.children if child.pid}
         self._record = replace(self._record, processes=pids)
-        rundir.write_record(self._record)
+        try:
+            rundir.write_record(self._record)
+        except (OSError, ConfigError) as error:
+            # Others may not find the cluster, which runs as well without it.
+            if self._recorded:
+                self._display.message(f"what runs here cannot be recorded, which is tried again: {error}")
+            self._recorded = False
+        else:
+            self._recorded = True
 
 
 @contextlib.asynccontextmanager

@@ -20,10 +20,8 @@ def main() -> NoReturn:
     order, output = NodeOrder(**json.load(sys.stdin)), Path(sys.argv[1])
     _detach(output)
     # Only now: there must be no threads yet when a process forks.
-    from rich.console import Console
-
     from deploy.local import logs
-    from deploy.local.display import PlainDisplay
+    from deploy.local.display import new_display
     from deploy.local.node import NodeOptions, StagePlace, run_node
     from deploy.ray.lifeline import follow
     from springtide.errors import SpringtideError
@@ -34,7 +32,7 @@ def main() -> NoReturn:
     try:
         code = run_node(
             options,
-            PlainDisplay(Console(highlight=False)),
+            new_display(),
             verbose=False,
             beside=lambda _: {"bound what it says": lambda: logs.keep_bounded(output)},
             while_wanted=partial(follow, order),

@@ -111,6 +111,30 @@ async def test_a_process_that_never_becomes_ready_ends_the_start_and_its_log_say
     assert "no such model" in failure.value.log.read_text()
 
 
+async def test_a_process_that_cannot_be_started_again_yet_is_tried_until_it_can(tmp_path: Path) -> None:
+    """As when its log cannot be opened."""
+    logs, said = tmp_path / "logs", list[str]()
+    logs.mkdir()
+    async with Supervisor(lambda name: logs / f"{name}.log", lambda child, change: said.append(change)) as supervisor:
+        [child] = await started(supervisor, spec("a", SLEEP))
+        watching = asyncio.create_task(supervisor.watch())
+        child.mark_ready()
+        logs.rename(tmp_path / "elsewhere")
+        child.signal(signal.SIGKILL)
+        await until(lambda: watching.done() or sum("could not be started" in change for change in said) >= 2)
+        assert not watching.done() and child.pid is None and not child.ready
+        logs.mkdir()
+        await until(lambda: child.pid is not None)
+        watching.cancel()
+
+
+async def test_a_process_that_can_never_be_started_ends_the_start(tmp_path: Path) -> None:
+    async with Supervisor(lambda name: tmp_path / "nowhere" / name, lambda child, change: None) as supervisor:
+        supervisor.start([spec("a", SLEEP)])
+        with pytest.raises(StartFailed, match=r"a could not be started \(.*No such file.*\) and was not ready once in 2 starts"):
+            await supervisor.watch()
+
+
 async def test_processes_stop_in_the_order_of_who_needs_whom(supervisor: Supervisor, tmp_path: Path) -> None:
     order = tmp_path / "order"
     roles: list[ProcessRole] = ["valkey", "store", "decode", "conductor", "gateway"]
