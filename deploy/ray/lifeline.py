@@ -11,6 +11,7 @@ from deploy.ray.record import PlacementBook, PlacementRecord
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.errors import Unavailable
+from springtide.membership import Membership
 from springtide.valkey import ValkeyClient
 
 logger = logging.getLogger(__name__)
@@ -55,5 +56,18 @@ async def follow(order: NodeOrder, config: ClusterConfig) -> None:
             reason = lifeline.look(record, time.monotonic())
             if reason is not None:
                 print(f"{order.name} leaves: {reason}", flush=True)
+                if order.stage and (record is None or record.has(order.name, order.placement)):
+                    await _first_stage_has_ended(order.name, config)
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _first_stage_has_ended(group: str, config: ClusterConfig) -> None:
+    """Returns once the first stage's node, whose store goes last, has ended what the group has, which takes all stages, or had its time."""
+    until = time.monotonic() + config.drain_s
+    membership = Membership.of(config, credentials_of(config))
+    try:
+        while time.monotonic() < until and await membership.has("store", group) is not False:  # noqa: ASYNC110 - another machine ends it
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        await membership.close()

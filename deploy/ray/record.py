@@ -29,8 +29,12 @@ class PlacementRecord:
 
     def wants(self, name: str, placement: str) -> bool:
         """Whether this node, and no other of the name, is to go on."""
+        return self.has(name, placement) and self.nodes[name].phase is not Phase.LEAVING
+
+    def has(self, name: str, placement: str) -> bool:
+        """Whether it is this node, and no other, that has the name."""
         node = self.nodes.get(name)
-        return node is not None and node.placement == placement and node.phase is not Phase.LEAVING
+        return node is not None and node.placement == placement
 
 
 _RECORD = TypeAdapter(PlacementRecord)

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -57,11 +57,12 @@ from deploy.ray.settings import on_ray
 from springtide.config import LOOPBACK, ClusterConfig, RayConfig, load_config
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
+from springtide.membership import Member, Membership
 from springtide.protocol.instances import Role
 from springtide.valkey import ValkeyClient
 from tests.support.node_core import INFO
 from tests.support.valkey import new_valkey
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 ONE_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
 
@@ -723,6 +724,53 @@ async def test_a_node_ends_what_it_has_whoever_tells_it_to_leave_until_a_second_
         may_end.touch()
         assert await running == 0
         assert ended.exists() is ends_in_order
+
+
+def stage_of(valkey: ValkeyServer, drain_s: float) -> tuple[NodeOrder, ClusterConfig]:
+    """A second stage that is apart."""
+    settings = {"redis_url": f"redis://{LOOPBACK}:{valkey.port}/0", "drain_s": drain_s, "kv.open_to_strangers": True}
+    order = NodeOrder("prefill", "prefill-0", "id", "springtide", f"{LOOPBACK}:1", "", 600.0, {}, stage=1, stages=2)
+    return order, load_config(None, settings, {})
+
+
+@asynccontextmanager
+async def said_of_group(config: ClusterConfig, said: PlacementRecord) -> AsyncIterator[Membership]:
+    """What the placer says, and a membership with the store of the group's first stage in it."""
+    membership = Membership.of(config, OPEN)
+    async with ValkeyClient.from_url(str(config.redis_url)) as client:
+        await PlacementBook(client, config.cluster, OPEN).write(said)
+    try:
+        await membership.announce(Member("store", "prefill-0", 1, f"{LOOPBACK}:1"))
+        yield membership
+    finally:
+        await membership.close()
+
+
+@pytest.mark.parametrize("placer_is_there", [True, False])
+async def test_a_stage_that_is_apart_leaves_when_the_first_one_has_ended_what_the_group_has(
+    placer_is_there: bool, valkey: ValkeyServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order, config = stage_of(valkey, drain_s=600.0)
+    said = record(1, Phase.LEAVING, name="prefill-0") if placer_is_there else record(1, name="prefill-0")
+    async with said_of_group(config, said) as membership:
+        following = asyncio.create_task(follow(order if placer_is_there else replace(order, orphan_s=0.0), config))
+        await until(lambda: "prefill-0 leaves" in capsys.readouterr().out)
+        assert not following.done(), "the group may have work"
+        await membership.withdraw()
+        await asyncio.wait_for(following, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "placement", "stage"),
+    [(1.0, "id", 1), (600.0, "another", 1), (600.0, "id", 0)],
+    ids=["at the end of the drain", "when the group of that name is another", "when it is the first"],
+)
+async def test_a_stage_that_is_apart_does_not_wait_for_long_or_for_others(
+    drain_s: float, placement: str, stage: int, valkey: ValkeyServer
+) -> None:
+    order, config = stage_of(valkey, drain_s)
+    async with said_of_group(config, record(1, Phase.LEAVING, placement, "prefill-0")):
+        await asyncio.wait_for(follow(replace(order, stage=stage), config), PATIENCE_S)
 
 
 # ---- the head ----
