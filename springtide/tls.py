@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -200,7 +200,8 @@ def client_context(authorities: bytes | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if authorities is not None:
-        context.load_verify_locations(cadata=authorities.decode())
+        # What is not ASCII is of comments, and as text OpenSSL takes none.
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
     return context
 
 
@@ -219,19 +220,38 @@ def _load(files: TlsFiles, number: int) -> _Loaded:
             path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}", param=setting) from None
-    state, server = _state(files), _server_context(files)
+    state, server = _state(files), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.minimum_version = ssl.TLSVersion.TLSv1_2
+    certificate, key = files.certificate.read_bytes(), files.key.read_bytes()
     authorities = None if files.authorities is None else files.authorities.read_bytes()
-    client = client_context(authorities)
-    client.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+    with _naming(files.settings[2], f"{files.authorities} is no PEM file of certificate authorities"):
+        client = client_context(authorities)
+        if files.authorities is not None:
+            server.load_verify_locations(files.authorities)
+            server.verify_mode = ssl.CERT_REQUIRED
+    with _naming(files.settings[0], f"{files.certificate} and {files.key} are not a PEM certificate and its key without a passphrase"):
+        for context in (server, client):
+            context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+        expires_at = expiry_of(certificate)
     client.set_alpn_protocols(["h2"])
-    certificate = files.certificate.read_bytes()
-    return _Loaded(state, number, expiry_of(certificate), server, client, certificate, files.key.read_bytes(), authorities)
+    return _Loaded(state, number, expires_at, server, client, certificate, key, authorities)
+
+
+@contextlib.contextmanager
+def _naming(setting: str, what: str) -> Iterator[None]:
+    """What does not fit is a ConfigError that says so of the setting."""
+    try:
+        yield
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(f"{setting}: {what}: {error}", param=setting) from None
 
 
 def expiry_of(certificate: bytes) -> float:
     """The end of the first certificate in a PEM file, Unix time. Read here, as whoever is given certificates has nothing else to read: of
-    RFC 5280's TBSCertificate the second time of `validity`."""
+    RFC 5280's TBSCertificate the second time of `validity`. Raises ValueError, IndexError for what is none."""
     text = certificate.decode("latin-1")
+    if ssl.PEM_HEADER not in text:
+        raise ValueError(f"there is no {ssl.PEM_HEADER}")
     der = ssl.PEM_cert_to_DER_cert(text[text.index(ssl.PEM_HEADER) : text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)])
     tbs, *_ = _elements(_elements(der)[0][1])
     fields = _elements(tbs[1])
@@ -258,26 +278,6 @@ def _elements(der: bytes) -> list[tuple[int, bytes]]:
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.authorities)
-
-
-def _server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises ConfigError."""
-    certificate, _, authorities = files.settings
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
-    except (ssl.SSLError, OSError, ValueError) as error:
-        what = f"{files.certificate} and {files.key} are not a PEM certificate and its key without a passphrase: {error}"
-        raise ConfigError(f"{certificate}: {what}", param=certificate) from None
-    if files.authorities is not None:
-        try:
-            context.load_verify_locations(files.authorities)
-        except (ssl.SSLError, OSError) as error:
-            what = f"{files.authorities} is no PEM file of certificate authorities: {error}"
-            raise ConfigError(f"{authorities}: {what}", param=authorities) from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def _no_passphrase() -> str:

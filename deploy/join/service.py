@@ -120,7 +120,7 @@ class JoinService:
         if head.authority_directory is not None:
             self._check_addresses(asked.request, caller)
         await self._check_name(asked, before)
-        certificates = {"certificate": self._sign(asked.name, asked.request), "authorities": self._bundle().decode()}
+        certificates = {"certificate": self._sign(asked.name, asked.request), "authorities": self._authorities()}
         reply = head.told.model_copy(update=certificates)
         by = f"the token {token.token_id}" if before is None else "its certificate from before"
         logger.info("%s node %s has joined with %s", asked.role, asked.name, by)
@@ -132,7 +132,7 @@ class JoinService:
         further = addresses_asked_for(asked.request.encode()) - addresses_in(own)
         if further:
             raise InvalidRequest(f"a certificate is renewed for the addresses that it has, not for {_listed(further)}", param="request")
-        return RenewReply(certificate=self._sign(name_of(own), asked.request), authorities=self._bundle().decode())
+        return RenewReply(certificate=self._sign(name_of(own), asked.request), authorities=self._authorities())
 
     def _known(self, certificate: str, request: str, signature: str) -> x509.Certificate:
         """The certificate, where one of this cluster's authorities has signed it for a machine that was let in, and the request is of who
@@ -217,6 +217,10 @@ class JoinService:
     def _bundle(self) -> bytes:
         authority = self._authority()
         return self._believed() if authority is None else authority.bundle
+
+    def _authorities(self) -> str:
+        """The same as text: comments in a file of others may be in any encoding."""
+        return self._bundle().decode("ascii", "ignore")
 
     def _sign(self, name: str, request: str) -> str:
         authority = self._authority()

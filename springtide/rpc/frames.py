@@ -7,16 +7,18 @@ cluster's token. The server's first is the same name; or says why not, and is it
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import struct
 from collections.abc import Callable
-from typing import NoReturn, cast
+from typing import cast
 
 from springtide.config import in_url
 from springtide.credentials import Credentials
 from springtide.rpc.authentication import REFUSAL
 from springtide.rpc.channels import KEEPALIVE_MS, MAX_MESSAGE_BYTES, PING_TIMEOUT_MS
+from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
 from springtide.tls import accept
 
@@ -135,7 +137,7 @@ class FrameServer:
         self._warnings = FewWarnings(logger)
         self._connections: set[Frames] = set()
         self._strangers: dict[Frames, None] = {}
-        self._accepting: asyncio.AbstractServer | asyncio.Task[NoReturn] | None = None
+        self._accepting: asyncio.AbstractServer | asyncio.Task[None] | None = None
 
     async def start(self, host: str) -> str:
         """Listens there; returns host:port, as `springtide.rpc.channels.listen`. Raises ConfigError as that, and OSError."""
@@ -144,7 +146,7 @@ class FrameServer:
         if (tls := self._credentials.tls) is None:
             self._accepting = await asyncio.get_running_loop().create_server(self._new, sock=listening, backlog=_BACKLOG)
         else:
-            self._accepting = asyncio.create_task(accept(listening, tls, self._new, MOST_STRANGERS))
+            self._accepting = supervised(functools.partial(accept, listening, tls, self._new, MOST_STRANGERS), "accept connections")
             self._accepting.add_done_callback(lambda _: listening.close())
         return f"{in_url(host)}:{listening.getsockname()[1]}"
 

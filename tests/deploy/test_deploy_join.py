@@ -129,6 +129,15 @@ async def test_with_a_token_a_machine_is_told_what_it_needs(world: World) -> Non
     assert "secret" not in repr(reply)
 
 
+async def test_who_joins_is_told_of_given_authorities_whatever_the_encoding_of_their_comments(world: World) -> None:
+    service = JoinService(replace(world.service._head, authority_directory=None), world.tokens, world.membership)
+    believed = world.service._head.tls.files.authorities
+    assert believed is not None
+    believed.write_bytes("# die größte Behörde\n".encode("latin-1") + world.authority.bundle)
+    asked = JoinRequest(token=str(await world.token()), role="store", name="x", request=new_request(ADDRESSES)[1].decode())
+    assert world.authority.bundle.decode() in (await service.join(asked, "")).authorities
+
+
 async def test_tokens_that_do_not_hold_let_nobody_in(world: World) -> None:
     revoked, expired, good = await world.token(), await world.token(0.01), await world.token()
     assert await world.tokens.revoke(revoked.token_id) and not await world.tokens.revoke(revoked.token_id)

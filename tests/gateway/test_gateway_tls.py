@@ -183,12 +183,18 @@ def test_wrong_files_are_named_at_the_start(pki: Pki, tmp_path: Path) -> None:
     rubbish.write_text("rubbish")
     other = TlsFiles(tmp_path / "other.pem", tmp_path / "other.key", None, SETTINGS)
     pki.authority.sign(other.certificate, other.key)
+    trusted = TlsFiles(tmp_path / "trusted.pem", other.key, tmp_path / "trusted-ca.pem", SETTINGS)
+    trusted.certificate.write_bytes(other.certificate.read_bytes().replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
+    assert trusted.authorities is not None
+    trusted.authorities.write_bytes(pki.authority.path.read_bytes().replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
     for files, said in (
         (replace(pki.files, certificate=nothing), r"server\.tls_certificate: cannot read .*nothing\.pem"),
         (replace(pki.files, key=nothing), r"server\.tls_key: cannot read .*nothing\.pem"),
         (replace(pki.files, certificate=rubbish), r"server\.tls_certificate: .*rubbish\.pem"),
         (replace(pki.files, key=other.key), r"server\.tls_certificate: .*other\.key"),
         (replace(pki.files, authorities=rubbish), r"server\.tls_client_ca: .*rubbish\.pem"),
+        (replace(trusted, authorities=None), r"server\.tls_certificate: .*trusted\.pem.*there is no -----BEGIN CERTIFICATE-----"),
+        (replace(pki.files, authorities=trusted.authorities), r"server\.tls_client_ca: .*trusted-ca\.pem"),
     ):
         with pytest.raises(ConfigError, match=said):
             Tls(files)

@@ -203,12 +203,29 @@ async def test_who_does_not_read_is_not_listened_to() -> None:
         writer.close()
 
 
+def certified(authority: Authority, identity: Identity, name: str) -> Credentials:
+    issue_to(identity, authority, name, ("127.0.0.1",))
+    files = TlsFiles(identity.certificate, identity.key, identity.authorities, ("tls.certificate", "tls.key", "tls.ca"))
+    return Credentials(b"a secret of sixteen", "springtide", Tls(files))
+
+
+async def test_a_mistake_while_a_connection_is_taken_costs_that_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = certified(Authority.create(tmp_path / "ca", "springtide"), Identity(tmp_path / "machine"), "machine")
+    assert credentials.tls is not None
+    async with serving(credentials=credentials) as address:
+        with monkeypatch.context() as broken:
+            broken.delattr(Tls, "server_context")
+            with pytest.raises(OSError):
+                async with asyncio.timeout(SOON_S):
+                    await Client().connect(address, credentials=credentials)
+        client = await Client().connect(address, credentials=credentials)
+        client.connection.send(b"abc")
+        await until(lambda: client.came)
+
+
 async def test_over_tls_only_who_has_a_certificate_of_the_cluster_is_answered(tmp_path: Path) -> None:
     def of(authority: Authority, name: str) -> Credentials:
-        identity = Identity(tmp_path / name)
-        issue_to(identity, authority, name, ("127.0.0.1",))
-        files = TlsFiles(identity.certificate, identity.key, identity.authorities, ("tls.certificate", "tls.key", "tls.ca"))
-        return Credentials(b"a secret of sixteen", "springtide", Tls(files))
+        return certified(authority, Identity(tmp_path / name), name)
 
     ours, others = Authority.create(tmp_path / "ours", "springtide"), Authority.create(tmp_path / "others", "springtide")
     async with serving(credentials=of(ours, "server")) as address:

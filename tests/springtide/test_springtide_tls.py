@@ -42,6 +42,13 @@ WATCH = "/grpc.health.v1.Health/Watch"
 ASK = health_pb2.HealthCheckRequest()
 
 
+class Came(list[bytes]):
+    """What a followed stream has said."""
+
+    def __call__(self, messages: list[bytes]) -> None:
+        self.extend(messages)
+
+
 class Machine:
     """One with a certificate, of this cluster's authority or of another's."""
 
@@ -145,6 +152,36 @@ async def test_processes_of_the_cluster_speak_with_each_other(machine: Machine, 
         await check(channel)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-8-sig"])
+async def test_authorities_may_have_comments_in_any_encoding(machine: Machine, encoding: str) -> None:
+    plain = machine.identity.authorities.read_bytes()
+    machine.identity.authorities.write_bytes("# die größte Behörde\n".encode(encoding) + plain)
+    commented = Credentials(SECRET, CLUSTER, Tls(machine.tls.files))
+    server = new_server(commented)
+    add_health(server)
+    address = listen(server, "127.0.0.1:0", commented)
+    await server.start()
+    try:
+        async with connect(address, commented) as channel:
+            await check(channel)
+        following = asyncio.ensure_future(follow(address, WATCH, ASK.SerializeToString(), (), came := Came(), tls=commented.tls))
+        await until(lambda: came or following.done())
+        assert came
+        following.cancel()
+    finally:
+        await server.stop(None)
+
+
+async def test_files_that_come_to_fit_no_more_end_nothing(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    certificate = machine.identity.certificate.read_bytes()
+    async with serving(machine) as address, connect(address, machine.credentials) as channel:
+        machine.identity.certificate.write_bytes(certificate.replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
+        await until(lambda: machine.tls.client_context() and "there is no -----BEGIN CERTIFICATE-----" in caplog.text)
+        await check(channel)
+        await machine.renewed()
+        await check(channel)
+
+
 async def test_strangers_are_told_nothing(machine: Machine, tmp_path: Path) -> None:
     """In the clear, without a certificate, with another authority's, and with one of that which names ours."""
     stranger = Machine(Authority.create(tmp_path / "other-ca", CLUSTER), tmp_path / "stranger")
@@ -176,15 +213,10 @@ async def test_nothing_is_told_to_a_server_of_another_name_or_authority(machine:
 
 
 async def test_a_followed_stream_has_certificates_too(machine: Machine) -> None:
-    came: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def take(messages: list[bytes]) -> None:
-        for message in messages:
-            came.put_nowait(message)
-
     async with serving(machine) as address:
-        following = asyncio.create_task(follow(address, WATCH, ASK.SerializeToString(), (), take, tls=machine.tls))  # type: ignore[arg-type]
-        assert health_pb2.HealthCheckResponse.FromString(await came.get()).status
+        following = asyncio.ensure_future(follow(address, WATCH, ASK.SerializeToString(), (), came := Came(), tls=machine.tls))
+        await until(lambda: came)
+        assert health_pb2.HealthCheckResponse.FromString(came[0]).status
         following.cancel()
         with pytest.raises(OSError):
             await follow(address, WATCH, ASK.SerializeToString(), (), lambda messages: None)
