@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
@@ -57,8 +56,7 @@ class NodeSession:
         self._report("closed from here")
 
     async def wait_closed(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         channel = connect(self.instance.address, self._credentials)

@@ -165,8 +165,7 @@ class Membership:
         """Stops renewing and withdraws the member, if one is announced."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._heartbeat
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
             self._heartbeat = None
         if self._announced is not None:
             with contextlib.suppress(*UNREACHABLE):

@@ -73,6 +73,8 @@ class Orders:
             logger.info("a popular prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
         except grpc.aio.AioRpcError as error:
             logger.warning("a copy of %d blocks to %s failed: %s %s", len(order.keys), order.node_id, error.code().name, error.details())
+        except Exception:
+            logger.exception("a copy of %d blocks to %s failed", len(order.keys), order.node_id)
         self._replicated(order, fetched, failed=blocks < len(order.keys))
 
     def _replicated(self, order: Replicate, fetched_blocks: int, failed: bool) -> None:

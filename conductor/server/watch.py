@@ -6,7 +6,6 @@ Loss is told to the core at once; opening is tried again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -59,8 +58,7 @@ class Watcher(ABC):
 
     async def stop(self) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
 
     @abstractmethod
     async def _follow(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from conductor_nodes import Node, schedule_request
 from conductor_support import SETTINGS, ref
@@ -119,6 +120,29 @@ async def test_the_core_hears_of_an_instance_that_did_not_take_its_order() -> No
     await until(lambda: runner.told)
     assert runner.told == [SwitchFailed(InstanceId("d0"))]
     await orders.close()
+
+
+class Babbler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Answers every call with what is no message of ours."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def answer(request: bytes, context: Any) -> bytes:
+            return b"\xff"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+async def test_the_core_hears_of_a_copy_whose_end_is_told_in_no_words_of_ours() -> None:
+    server, runner, key = new_server(), Runner(), BlockKey(bytes(16))
+    server.add_generic_rpc_handlers((Babbler(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    orders = Orders(runner, OnlyConductor(""))
+    orders.give([Replicate(NodeId("n"), address, (key,), (PrefixSource(NodeId("m"), "127.0.0.1:1", 1),), 0, within_s=30.0)])
+    await until(lambda: runner.told)
+    assert runner.told == [ReplicationEnded(NodeId("n"), key, 0, failed=True)]
+    await orders.close()
+    await server.stop(None)
 
 
 async def test_an_instance_is_told_its_new_role_and_how_long_it_may_take() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
 from conductor_nodes import Engine
 
 from conductor.core.types.events import Event, InstanceDown, InstanceUp, LoadReported
@@ -79,3 +80,14 @@ async def test_an_engine_whose_turn_does_not_come_is_not_lost_for_being_unread_a
         engine.goes_on.set()
         await watcher.stop()
         await server.stop(None)
+
+
+async def test_who_is_cancelled_while_it_stops_a_watcher_ends_as_cancelled() -> None:
+    member = Member("prefill", "p0", 1, "127.0.0.1:1", "p0", details={"store_address": "127.0.0.1:1"})
+    watcher = LoadWatcher(member, cast(CoreRunner, Events()), ReportQueue(), Silences(SILENCE_S))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(watcher.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping

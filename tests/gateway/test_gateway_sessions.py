@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import pytest
 
 from gateway import events as ev
 from gateway.sessions import NodeSession
@@ -51,3 +52,16 @@ async def test_nothing_is_left_of_a_session_that_its_node_broke_off() -> None:
     assert node.seen == [AbortAttempt(AttemptId("a.1"))]
     assert posted == [ev.SessionLost("decode", InstanceId("decode-0"), (AttemptId("a.1"),), True)]
     await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_who_is_cancelled_while_it_waits_for_a_sessions_end_ends_as_cancelled() -> None:
+    nowhere = InstanceRef(InstanceId("decode-0"), Role.DECODE, "127.0.0.1:1", NodeId("decode-0"), "")
+    session = NodeSession(Role.DECODE, nowhere, lambda event: None, lambda ended: None)
+    await asyncio.sleep(0)
+    session.end()
+    closing = asyncio.create_task(session.wait_closed())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await session.wait_closed()

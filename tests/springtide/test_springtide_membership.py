@@ -130,6 +130,19 @@ async def test_who_lists_the_members_may_know_for_how_long_their_leases_hold(val
         await nowhere.close()
 
 
+async def test_who_is_cancelled_while_it_withdraws_ends_as_cancelled(valkey_url: str) -> None:
+    ours = Membership(valkey_url, "springtide", 5.0, OURS)
+    try:
+        await ours.announce(STORE)
+        withdrawing = asyncio.create_task(ours.withdraw())
+        await asyncio.sleep(0)
+        withdrawing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await withdrawing
+    finally:
+        await ours.close()
+
+
 async def test_the_metrics_tell_whether_valkey_answers(valkey_url: str) -> None:
     def up() -> float | None:
         return REGISTRY.get_sample_value("springtide_valkey_up", {"client": "membership"})
