@@ -6,11 +6,12 @@ believes what the new one has signed, and whoever was told of both believes eith
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import ipaddress
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +93,7 @@ class Authority:
             raise ConfigError(f"{directory} has a certificate authority already: `springtide ca rotate` replaces it")
         signer = _Signer.new(cluster)
         authority = cls(directory, signer, (signer.vouch_for(signer),), ())
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            authority._write()
-        except OSError as error:
-            raise ConfigError(f"{directory}: no certificate authority can be written there: {error.strerror}") from None
+        authority._write()
         return authority
 
     @classmethod
@@ -157,11 +154,13 @@ class Authority:
 
     def revoke(self, name: str) -> None:
         """What was made for a machine of this name until now is worth nothing to the head any more; what is made for another from here on
-        is."""
-        replace_private(self.directory / _REVOKED_FILE, json.dumps({**revoked(self.directory), name: _now().timestamp()}))
+        is. Raises ConfigError."""
+        path = self.directory / _REVOKED_FILE
+        with writing(path):
+            replace_private(path, json.dumps({**revoked(self.directory), name: _now().timestamp()}))
 
     def rotate(self) -> Authority:
-        """Another key takes the place of the present one, which is believed until `retire`."""
+        """Another key takes the place of the present one, which is believed until `retire`. Raises ConfigError."""
         signer = _Signer.new(name_of(self.roots[0]).rpartition(" authority")[0])
         links = (self.signer.vouch_for(signer), *self.links)
         following = Authority(self.directory, signer, (signer.vouch_for(signer), *self.roots), links)
@@ -169,15 +168,26 @@ class Authority:
         return following
 
     def retire(self) -> Authority:
-        """None but the present one is believed any more."""
+        """None but the present one is believed any more. Raises ConfigError."""
         alone = Authority(self.directory, self.signer, self.roots[:1], ())
         alone._write()
         return alone
 
     def _write(self) -> None:
         certificates = b"".join(map(_pem, (*self.roots, *self.links)))
-        replace_private(self.directory / _FILE, (key_pem(self.signer.key) + certificates).decode())
-        (self.directory / _PUBLIC_FILE).write_bytes(self.bundle)
+        with writing(self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_private(self.directory / _FILE, (key_pem(self.signer.key) + certificates).decode())
+            (self.directory / _PUBLIC_FILE).write_bytes(self.bundle)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What cannot be written there is a ConfigError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def revoked(directory: Path) -> dict[str, float]:
@@ -198,7 +208,8 @@ def is_revoked(certificate: x509.Certificate, names: Mapping[str, float]) -> boo
 
 
 def new_request(addresses: Sequence[str]) -> tuple[bytes, bytes]:
-    """A new key, and a certificate request for it with these IP addresses and host names. Both PEM."""
+    """A new key, and a certificate request for it with these IP addresses and host names. Both PEM. Raises ConfigError for what is none of
+    them."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general_name(address) for address in addresses])
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).add_extension(names, critical=False)
@@ -288,7 +299,11 @@ def _general_name(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(address.strip("[]")))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(address)
+    except ValueError:
+        raise ConfigError(f"{address!r} is no address for a certificate, which has host names in ASCII (`xn--...`)") from None
 
 
 def _now() -> datetime.datetime:

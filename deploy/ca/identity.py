@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deploy.ca.authority import Authority, addresses_in, new_request
+from deploy.ca.authority import Authority, addresses_in, new_request, writing
 from springtide.config import TlsConfig, replace_private
 
 
@@ -38,10 +38,12 @@ class Identity:
         return TlsConfig(certificate=self.certificate, key=self.key, ca=self.authorities)
 
     def install(self, key: bytes, chain: bytes, authorities: bytes) -> None:
-        """Writes them, each in one step, and what is believed first: until the last is written, the processes go on with the old ones."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path, content in ((self.authorities, authorities), (self.key, key), (self.certificate, chain)):
-            replace_private(path, content.decode())
+        """Writes them, each in one step, and what is believed first: until the last is written, the processes go on with the old ones.
+        Raises ConfigError."""
+        with writing(self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path, content in ((self.authorities, authorities), (self.key, key), (self.certificate, chain)):
+                replace_private(path, content.decode())
 
     def is_there(self, addresses: Sequence[str], authorities: bytes, now: datetime.datetime) -> bool:
         """Whether they are, name these addresses, believe these authorities, and need not be renewed yet. A key and another's certificate,

@@ -100,5 +100,5 @@ async def _answer(address: str, context: ssl.SSLContext, method: str, path: str,
                 if len(said) > MAX_ANSWER_BYTES:
                     raise Unavailable(f"--join: {address} is no head of a cluster: its answer has more than {MAX_ANSWER_BYTES} bytes")
             return answer.status_code, said
-    except (httpx.HTTPError, TimeoutError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
         raise Unavailable(f"--join: {address} does not answer as the head of this cluster: {str(error) or type(error).__name__}") from None

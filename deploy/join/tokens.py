@@ -70,14 +70,16 @@ class TokenBook:
             raise Unauthenticated("the token has expired: `springtide token create` makes another", code="expired_token")
 
     async def all(self) -> list[TokenRecord]:
-        """Those that hold, the first to end first."""
-        keys = [key async for key in self._client.scan_iter(match=self._prefix + "*")]
-        records = [self._read(await asked(self._client.get(key))) for key in keys]
+        """Those that hold, the first to end first. Raises Unavailable."""
+        records = [self._read(await asked(self._client.get(key))) for key in await asked(self._keys())]
         return sorted((record for record in records if record is not None), key=lambda record: record.expires_at)
 
     async def revoke(self, token_id: str) -> bool:
         """Whether there was such a token."""
         return bool(await asked(self._client.delete(self._prefix + token_id)))
+
+    async def _keys(self) -> list[bytes | str]:
+        return [key async for key in self._client.scan_iter(match=self._prefix + "*")]
 
     def _read(self, record: bytes | str | None) -> TokenRecord | None:
         """None for what is nobody's of the cluster."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from springtide.choices import NodeRole
 
 MAX_BODY_BYTES = 64 << 10
+NODE_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 
 
 class _Word(BaseModel):
@@ -20,7 +21,7 @@ class JoinRequest(_Word):
 
     token: str = Field("", repr=False)
     role: NodeRole
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+    name: str = Field(pattern=f"^{NODE_NAME}$")
     request: str
     """PEM: a certificate request with the machine's addresses."""
     certificate: str = ""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from deploy.ca.identity import Identity
 from deploy.join import client
 from deploy.join.settings import joined_config
 from deploy.join.tokens import Token
-from deploy.join.words import JoinReply, JoinRequest, RenewRequest
+from deploy.join.words import NODE_NAME, JoinReply, JoinRequest, RenewRequest
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
 from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, metrics_ports, node_processes, with_threads
@@ -45,6 +46,7 @@ Beside: TypeAlias = Callable[[ClusterConfig], Mapping[str, Work]]
 """Work by its names, of a configuration with which this machine has joined."""
 WhileWanted: TypeAlias = Callable[[ClusterConfig], Coroutine[Any, Any, None]]
 """Goes on for as long as the node of such a configuration is wanted."""
+_LAST_PORT = 65535
 _LONGEST_SUFFIX = ".stage-1023.ring.sock"
 
 
@@ -101,9 +103,7 @@ def run_node(
             "--token: this machine has not joined before, or not with this --run-dir, which would have its certificate; "
             "`springtide token create` at the head makes a token"
         )
-    name = options.name or f"{options.role}-{socket.gethostname().partition('.')[0]}"
-    if options.stage is not None:
-        name = stage_id(options.stage.group, options.stage.number)
+    name = _name(options)
     address = str(options.settings.get("address") or _address_towards(options.join))
     with own_run_dir(f"springtide node {name}", wanted, f"{name}{_LONGEST_SUFFIX}") as run_dir, display:
         identity = Identity(run_dir.path / "tls")
@@ -116,6 +116,18 @@ def run_node(
             while_wanted=while_wanted and partial(while_wanted, machine.config),
         )
         return asyncio.run(_run(machine, options.role, name, display, verbose))
+
+
+def _name(options: NodeOptions) -> str:
+    """What the node is called in the cluster. Raises ConfigError."""
+    option, name = "--name", options.name or f"{options.role}-{socket.gethostname().partition('.')[0]}"
+    if options.stage is not None:
+        option, name = "--group", stage_id(options.stage.group, options.stage.number)
+    if re.fullmatch(NODE_NAME, name) is None:
+        raise ConfigError(
+            f"{option}: {name!r} is no name of a node: it has at most 64 letters and digits of ASCII, and '.', '_' and '-' between them"
+        )
+    return name
 
 
 async def _run(machine: Machine, role: NodeRole, name: str, display: Display, verbose: bool) -> int:
@@ -279,8 +291,9 @@ def _wanted_run_dir(options: NodeOptions) -> Path | None:
 def join_services(text: str) -> tuple[str, ...]:
     """The addresses that `--join` names. Raises ConfigError."""
     services = tuple(each.strip() for each in text.split(","))
-    if not all(services):
-        raise ConfigError(f"--join: {text!r} is no HOST:PORT, nor several with commas between them")
+    for host, _, port in (each.rpartition(":") for each in services):
+        if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+            raise ConfigError(f"--join: {text!r} is no HOST:PORT, nor several with commas between them")
     return services
 
 

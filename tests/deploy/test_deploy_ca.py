@@ -201,6 +201,26 @@ def test_wrong_directories_are_named(authority: Authority, tmp_path: Path) -> No
         Authority.open(authority.directory)
 
 
+def test_what_cannot_be_written_is_named(authority: Authority, tmp_path: Path) -> None:
+    for name in ("authority.pem.tmp", "revoked.json.tmp"):
+        (authority.directory / name).mkdir()
+    for change in (authority.rotate, authority.retire, lambda: authority.revoke("a-node")):
+        with pytest.raises(ConfigError, match=f"{authority.directory}.* cannot be written"):
+            change()
+    (tmp_path / "file").touch()
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=f"{directory}.* cannot be written"):
+            issued(authority, directory)
+        with pytest.raises(ConfigError, match=f"{directory}.* cannot be written"):
+            Authority.create(directory, "springtide")
+
+
+def test_a_name_that_no_certificate_can_have_is_named(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'münchen\.example' is no address for a certificate"):
+        issued(authority, tmp_path / "one", addresses=("münchen.example",))
+    issued(authority, tmp_path / "one", addresses=("xn--mnchen-3ya.example",))
+
+
 def test_the_command_makes_issues_rotates_and_retires(tmp_path: Path) -> None:
     directory, out = tmp_path / "ca", tmp_path / "prometheus"
 

@@ -198,6 +198,27 @@ def test_who_has_no_token_and_has_not_joined_before_is_told_where_one_is_to_be_h
     assert result.returncode == 2 and "--token: this machine has not joined before" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--name", "my node"), "--name: 'my node' is no name of a node"),
+        (("--name", 65 * "x"), "is no name of a node"),
+        ((), "--name: 'prefill-hhh"),
+        (("--group", "g/1", "--stage", "0/2"), "--group: 'g/1' is no name of a node"),
+        (("--name", "x", "--address", "münchen.example"), "'münchen.example' is no address for a certificate"),
+        (("--address", "127.0.0.1", "--join", "head:80o2"), "--join: 'head:80o2' is no HOST:PORT"),
+    ],
+)
+def test_what_no_node_can_be_called_is_said_before_anybody_is_asked(
+    options: tuple[str, ...], said: str, springtide: Springtide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: 63 * "h")
+    token = f"{8 * '0'}.{32 * '0'}.{64 * '0'}"
+    result = springtide("node", "prefill", "--join", "127.0.0.1:1", "--token", token, *options)
+    assert result.returncode == 2
+    assert said in result.stderr and "Traceback" not in result.stderr
+
+
 def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
     free = {"server.port": 0, "server.grpc_port": 0}
     two, many = (resolve(load_config(overrides={**free, "prefill_node.stages": stages}, environ={})) for stages in (1, 1000))

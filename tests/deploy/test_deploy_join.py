@@ -159,6 +159,12 @@ async def test_tokens_that_do_not_hold_let_nobody_in(world: World) -> None:
     await world.knock(good)
 
 
+async def test_who_asks_for_the_tokens_while_valkey_is_away_is_told_so(world: World) -> None:
+    async with ValkeyClient.from_url(f"redis://{LOOPBACK}:{free_port('nobody', LOOPBACK, 0)}/0") as nobody:
+        with pytest.raises(Unavailable, match="Valkey cannot be asked"):
+            await TokenBook(nobody, world.config.cluster, credentials_of(world.config)).all()
+
+
 async def test_a_token_ends_when_it_was_to_end_whatever_becomes_of_its_record(world: World) -> None:
     token = await world.token()
     now = time.time()
@@ -333,6 +339,7 @@ async def test_of_several_join_services_the_first_that_answers_is_asked(world: W
     dead = f"{LOOPBACK}:{free_port('nobody', LOOPBACK, 0)}"
     believed = partial(client.believed, authorities=world.authority.bundle)
     assert await client.first_that_answers((dead, world.address, "nowhere:1"), believed) == world.authority.bundle
+    assert await client.first_that_answers(("münchen..example:1", world.address), believed) == world.authority.bundle
     with pytest.raises(Unavailable, match=f"{dead} does not answer.*nowhere:1 does not answer"):
         await client.first_that_answers((dead, "nowhere:1"), believed)
     with pytest.raises(Unauthenticated):
@@ -345,9 +352,9 @@ async def test_of_several_join_services_the_first_that_answers_is_asked(world: W
     renewing.cancel()
 
 
-@pytest.mark.parametrize("text", ["", "a:1,", ",a:1", "a:1,,b:1"])
+@pytest.mark.parametrize("text", ["", "a:1,", ",a:1", "a:1,,b:1", "a", ":1", "a:80o2", "a:1,b:65536"])
 def test_several_join_services_are_told_apart_by_commas(text: str) -> None:
-    assert node.join_services("a:1, b:2") == ("a:1", "b:2")
+    assert node.join_services("a:1, [::1]:2") == ("a:1", "[::1]:2")
     with pytest.raises(ConfigError, match="--join"):
         node.join_services(text)
 
