@@ -63,6 +63,8 @@ class Format(Protocol):
 
     media_type: str
     """Of a stream."""
+    pings: bool
+    """Whether who reads the stream passes over comments in it, which keep its connection awake."""
 
     def begin(self) -> Iterable[bytes]:
         """What of a stream goes out with its headers."""
@@ -270,8 +272,7 @@ class _Exchange:
             self._end("500")
 
     def _ping_s(self, order: Order) -> float | None:
-        """Other streams than of events have no comments."""
-        return self._backend.server.stream_ping_s if order.format.media_type == EVENT_STREAM else None
+        return self._backend.server.stream_ping_s if order.format.pings else None
 
     async def _after(self, order: Order, answer: Answer) -> None:
         if self._endpoint.after is not None:

@@ -32,6 +32,7 @@ class MessagesFormat:
     """A message, as a whole or as events. Made for one request."""
 
     media_type = "text/event-stream"
+    pings = True
 
     def __init__(self, message_id: str, model: str, stop_sequences: Collection[str], shows_thinking: bool) -> None:
         self._id = message_id

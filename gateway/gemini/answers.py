@@ -82,6 +82,9 @@ class _Candidate:
 class ContentFormat:
     """A GenerateContentResponse, or several, in server-sent events or in a JSON list. Made for one request."""
 
+    pings = False
+    """Google's clients take a comment for a piece of the answer, and fail."""
+
     def __init__(
         self, response_id: str, model: str, tokenizer: Tokenizer, *, events: bool, shows_thoughts: bool, wants_logprobs: bool
     ) -> None:

@@ -74,6 +74,7 @@ class _Envelope:
 
     CHUNK: str
     media_type = "text/event-stream"
+    pings = True
 
     def __init__(
         self,
@@ -305,6 +306,8 @@ class CompletionFormat(_Envelope):
             likeliest: Json = {}
             for token_id, logprob in token.top:
                 likeliest.setdefault(text(token_id), _finite(logprob))
+            # The one that was drawn need not be among them.
+            likeliest.setdefault(text(token.token_id), _finite(token.logprob))
             return likeliest
 
         return {

@@ -350,7 +350,7 @@ class ChatCompletionRequest(OpenAIRequest):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[bool, default_when_null(False)] = False
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """For the template, where it knows such a thing."""
     include_reasoning: Annotated[bool, default_when_null(True)] = True
 

@@ -58,6 +58,7 @@ class ResponseFormat:
     """The response to one request in the making, and its events."""
 
     media_type = "text/event-stream"
+    pings = True
 
     def __init__(self, request_id: str, response_id: str, shown: Json, num_input_items: int, entry: Entry | None = None) -> None:
         """`shown`: the request's fields that the response has. `entry`: None where log-probabilities are not asked for."""

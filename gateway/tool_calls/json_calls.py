@@ -9,6 +9,8 @@ from gateway.output import CallArguments, Part
 from gateway.tool_calls.base import Calls, whole_characters
 
 _SPACE = " \t\r\n"
+_ESCAPED = {chr(code): json.dumps(chr(code))[1:-1] for code in range(0x20)}
+"""Models break lines within strings, of which JSON would have them say so."""
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -175,7 +177,7 @@ class JsonCalls:
             self._at = _At.FAILED
             return
         if self._streaming:
-            self._arguments.append(character)
+            self._arguments.append(_ESCAPED.get(character, character) if self._in_string else character)
             self._raw = ["."]
             if self._depth == 0:
                 self._streaming = False
@@ -217,10 +219,11 @@ class JsonCalls:
 def _as_object(raw: str) -> str:
     """Arguments that are no object as they stand: a string that is one, or nothing."""
     try:
-        value = json.loads(raw)
-        inner = json.loads(value) if isinstance(value, str) else value
+        value = json.loads(raw, strict=False)
+        inner = json.loads(value, strict=False) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return "{}"
     if not isinstance(inner, dict):
         return "{}"
-    return value if isinstance(value, str) else raw
+    written = value if isinstance(value, str) else raw
+    return written if _ESCAPED.keys().isdisjoint(written) else json.dumps(inner, ensure_ascii=False)

@@ -51,7 +51,7 @@ async def test_an_echo_with_log_probabilities_has_those_of_prompt_and_output(
     assert logprobs.tokens == [tokenizer.token_text(token) for token in (*ids, *output)]
     assert logprobs.token_logprobs == [None, *(-i / 8 for i in range(1, len(ids))), *[-0.5] * len(output)]
     assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] is None
-    assert logprobs.top_logprobs[1] == {tokenizer.token_text(ids[1] + 1): 0.0, tokenizer.token_text(ids[1] + 2): -1 / 16}
+    assert logprobs.top_logprobs[1] == {tokenizer.token_text(ids[1] + i): value for i, value in ((1, 0.0), (2, -1 / 16), (0, -1 / 8))}
     assert len(logprobs.top_logprobs) == len(logprobs.text_offset or ()) == len(logprobs.tokens)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset or (), strict=True):
         assert "\ufffd" in token or choice.text[offset:].startswith(token)
@@ -114,7 +114,7 @@ async def test_both_are_served_at_once(http: httpx.AsyncClient, cluster: Cluster
     for prompt_logprobs, logprobs in ((3, 1), (1, 3)):
         body = plain(prompt_logprobs=prompt_logprobs, echo=True, logprobs=logprobs, max_tokens=1)
         (choice,) = (await http.post(PLAIN, json=body)).json()["choices"]
-        assert len(choice["prompt_logprobs"][1]) == prompt_logprobs + 1 and len(choice["logprobs"]["top_logprobs"][1]) == logprobs
+        assert len(choice["prompt_logprobs"][1]) == prompt_logprobs + 1 and len(choice["logprobs"]["top_logprobs"][1]) == logprobs + 1
     assert [params.prompt_logprobs for params in asked(cluster)] == [3, 3]
 
 

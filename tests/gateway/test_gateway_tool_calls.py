@@ -60,6 +60,16 @@ CASES: list[tuple[str, str, Expected]] = [
     ("hermes", "1 < 2 and <tool_cal", ["1 < 2 and <tool_cal"]),
     ("hermes", '<tool_call>{"na', ['<tool_call>{"na']),
     ("hermes", f'<tool_call>{{"name": {"[" * 5000 + "]" * 5000}}}', [f'<tool_call>{{"name": {"[" * 5000 + "]" * 5000}}}']),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {\n"city": "Ro\nme\t"}}</tool_call>',
+        [("weather", '{\n"city": "Ro\\nme\\t"}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Ro\nme\\"}"}</tool_call>',
+        [("weather", '{"city": "Ro\\nme"}')],
+    ),
     ("llama3", f' {{"name": "weather", "parameters": {ARGUMENTS}}}', [("weather", ARGUMENTS)]),
     ("llama3", f"<|python_tag|>{CALL}; {TIME}", [("weather", ARGUMENTS), ("time", "{}")]),
     ("llama3", '{"name": "Anna", "age": 3}', ['{"name": "Anna", "age": 3}']),

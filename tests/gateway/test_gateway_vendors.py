@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -339,6 +340,31 @@ class TestThinking:
         pieces = [piece async for piece in await gemini.models.generate_content_stream(model=MODEL, contents="Hello")]
         assert "".join(piece.text or "" for piece in pieces) == "Both."
         await gemini.aclose()
+
+
+async def test_clients_wait_for_a_stream_that_says_nothing_for_long(arguments: ProcessArguments, cluster: Cluster) -> None:
+    """Some read past what says that it lives; Google's take everything for a piece of the answer."""
+    prefill = cluster.nodes["prefill-0"]
+    prefill.pause_at = 0
+    async for url in serving(arguments, cluster, stream_ping_s=0.05):
+        google: Any = genai.Client(api_key="none", http_options=types.HttpOptions(base_url=url, timeout=20_000)).aio
+        claude = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=20)
+
+        async def from_google(client: Any = google) -> str:
+            pieces = await client.models.generate_content_stream(model=MODEL, contents="Hello")
+            return "".join([piece.text or "" async for piece in pieces])
+
+        async def from_anthropic(client: anthropic.AsyncAnthropic = claude) -> str:
+            async with client.messages.stream(model=MODEL, max_tokens=50, messages=HELLO) as stream:
+                return "".join([text async for text in stream.text_stream])
+
+        said = asyncio.gather(from_google(), from_anthropic())
+        await until(lambda: len(cluster.attempts_on("prefill-0")) == 2)
+        await asyncio.sleep(0.3)  # several pings
+        prefill.patience.set()
+        assert await said == [SAID, SAID]
+        await claude.close()
+        await google.aclose()
 
 
 async def test_keys_are_taken_where_each_api_sends_them(arguments: ProcessArguments, cluster: Cluster) -> None:
