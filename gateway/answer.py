@@ -171,7 +171,6 @@ class AnswerStream:
         told of its end, when nothing of it runs any more."""
         self._on_prompt = on_prompt
         self._cache_miss = ""
-        self._kept_tokens: tuple[KeptTokens, ...] = ()
         self._request = request
         self._runner = runner
         self._stop = StopStrings(request.stop)
@@ -183,7 +182,8 @@ class AnswerStream:
         self._unstarted_leads = set(range(0, len(request.prompts) * request.n, request.n))
         self._unaccepted_leads = set(self._unstarted_leads)
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._cached_tokens = 0
+        self._cached_tokens: dict[int, int] = {}
+        """Of each prompt, by its number, that has a token or has ended."""
         self._prompts = list(request.told)
         self._closed = False
         self._on_end: Callable[[], None] | None = on_begin(self)
@@ -246,11 +246,17 @@ class AnswerStream:
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self._request.prompts),
             completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),
-            cached_tokens=self._cached_tokens,
-            kept_tokens=self._kept_tokens,
+            cached_tokens=sum(self._cached_tokens.values()),
+            kept_tokens=self._kept_tokens(),
             cache_miss=self._cache_miss,
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices.values()),
         )
+
+    def _kept_tokens(self) -> tuple[KeptTokens, ...]:
+        if not self._request.marks:
+            return ()
+        found = sorted(self._cached_tokens.items())
+        return tuple(kept for prompt, cached in found for kept in written(self._request.marks[prompt], cached))
 
     @property
     def served(self) -> Usage:
@@ -324,20 +330,22 @@ class AnswerStream:
     def deliver(self, delta: Delta) -> None:
         self._queue.put_nowait(delta)
 
+    def found(self, index: int, cached_tokens: int) -> None:
+        """So many tokens of the choice's prompt were in the pool. Of a prompt its first choice says so, with its first token or its end."""
+        prompt, choice = divmod(index, self._request.n)
+        if choice == 0:
+            self._cached_tokens[prompt] = cached_tokens
+
     def finished(self, index: int, reply: ev.Finished) -> None:
         self._running.discard(index)
         prompt, choice = divmod(index, self._request.n)
         if choice == 0:
-            self._cached_tokens += reply.cached_tokens
             self._cache_miss = self._on_prompt(self._request, prompt, reply) or self._cache_miss
-            if self._request.marks:
-                self._kept_tokens += written(self._request.marks[prompt], reply.cached_tokens)
         self._check_end()
 
     def cancelled(self, index: int, cached_tokens: int) -> None:
         self._running.discard(index)
-        if index % self._request.n == 0:
-            self._cached_tokens += cached_tokens
+        self.found(index, cached_tokens)
         self._check_end()
 
     def failed(self, index: int, error: SpringtideError, cached_tokens: int) -> None:
@@ -402,8 +410,8 @@ class _Choice:
     def accepted(self) -> None:
         self._answer.placed(self._index)
 
-    def emit(self, tokens: Sequence[SampledToken]) -> bool:
-        self._begin()
+    def emit(self, tokens: Sequence[SampledToken], cached_tokens: int) -> bool:
+        self._begin(cached_tokens)
         piece = self._assembler.push(tokens)
         self._deliver(self._reader.push(piece.text), piece)
         self._answer.begun(self._index)
@@ -416,7 +424,7 @@ class _Choice:
         if isinstance(reply, ev.Cancelled):
             self._answer.cancelled(self._index, reply.cached_tokens)
             return
-        self._begin()
+        self._begin(reply.cached_tokens)
         piece = self._assembler.finish(reply.stop_token)
         parts = [*self._reader.push(piece.text), *self._reader.finish()]
         finish, stop = (reply.reason, reply.stop_token) if piece.stop is None else (Finish.STOP, piece.stop)
@@ -434,9 +442,10 @@ class _Choice:
         if parts or piece.tokens or ending is not None:
             self._answer.deliver(Delta(self._index, tuple(parts), piece.tokens, ending))
 
-    def _begin(self) -> None:
+    def _begin(self, cached_tokens: int) -> None:
         if not self._begun:
             self._begun = True
+            self._answer.found(self._index, cached_tokens)
             self._answer.tell_prompt(self._index)
 
 

@@ -404,7 +404,7 @@ class GatewayCore:
         fresh = output.tokens[expected - output.position :]
         if fresh:
             state.tokens += [token.token_id for token in fresh]
-            actions.append(ev.Emit(state.generation.request_id, fresh))
+            actions.append(ev.Emit(state.generation.request_id, fresh, state.cached_tokens or 0))
         if output.finish is not None:
             actions += self._finish(state, output.finish, output.stop_token)
         elif len(state.tokens) >= state.generation.sampling.max_tokens:

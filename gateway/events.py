@@ -201,6 +201,8 @@ class Emit:
 
     request_id: RequestId
     tokens: tuple[SampledToken, ...]
+    cached_tokens: int = 0
+    """Of the prompt, found in the pool by the attempt that had the first output token."""
 
 
 @dataclass(frozen=True, slots=True)

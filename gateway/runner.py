@@ -43,8 +43,9 @@ class Sink(Protocol):
         """The Conductor has placed it; with each attempt."""
         ...
 
-    def emit(self, tokens: Sequence[SampledToken]) -> bool:
-        """True when a stop string ended the text with these tokens."""
+    def emit(self, tokens: Sequence[SampledToken], cached_tokens: int) -> bool:
+        """The next tokens, and how many of the prompt's were found in the pool, the same each time. True when a stop string ended the text
+        with these."""
         ...
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None: ...
@@ -238,7 +239,7 @@ class Runner:
             metrics.TBT_SECONDS.observe(gap_s, served.exemplar if gap_s == seen.longest_gap_s else None)
         served.num_output_tokens += len(action.tokens)
         try:
-            stopped = served.sink.emit(action.tokens)
+            stopped = served.sink.emit(action.tokens, action.cached_tokens)
         except Exception:
             del self._served[request_id]
             _end_without_words(request_id, served.sink)

@@ -79,7 +79,7 @@ class _NobodyReads:
     def accepted(self) -> None:
         """Nobody waits for it."""
 
-    def emit(self, tokens: Sequence[SampledToken]) -> bool:
+    def emit(self, tokens: Sequence[SampledToken], cached_tokens: int) -> bool:
         return False
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:

@@ -34,7 +34,7 @@ class Sink:
     def accepted(self) -> None:
         pass
 
-    def emit(self, tokens: Sequence[SampledToken]) -> bool:
+    def emit(self, tokens: Sequence[SampledToken], cached_tokens: int) -> bool:
         raise AssertionError("there is no output")
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:

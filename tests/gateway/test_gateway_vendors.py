@@ -70,6 +70,23 @@ class TestAnthropic:
         assert text == SAID and [block.type for block in final.content] == [block.type for block in whole.content] == ["text"]
         assert final.usage == whole.usage and final.stop_reason == "end_turn"
 
+    async def test_a_stream_begins_with_what_was_cached_and_written(self, claude: anthropic.AsyncAnthropic, cluster: Cluster) -> None:
+        cluster.cached_tokens = 16
+        asked: Any = {
+            "model": MODEL,
+            "max_tokens": 50,
+            "messages": HELLO,
+            "system": [{"type": "text", "text": "The tide. " * 60, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        }
+        whole = await claude.messages.create(**asked)
+        async with claude.messages.stream(**asked) as stream:
+            begun = await anext(aiter(stream))
+            final = await stream.get_final_message()
+        assert begun.type == "message_start" and begun.message.usage.cache_read_input_tokens == 16
+        assert begun.message.usage.input_tokens == whole.usage.input_tokens
+        assert final.usage.cache_creation and final.usage.cache_creation.ephemeral_1h_input_tokens > 50
+        assert final.usage == whole.usage
+
     async def test_why_it_stopped(self, claude: anthropic.AsyncAnthropic) -> None:
         cut = await claude.messages.create(model=MODEL, max_tokens=3, messages=HELLO)
         assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 3
