@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 64 << 20
 LOOK_EVERY_S = 1.0
@@ -25,7 +29,8 @@ class LogFollower:
         self._loud = False
 
     def new_lines(self) -> Iterator[str]:
-        """Lines added since the last call: all, or warnings and worse with what belongs to them (tracebacks)."""
+        """Lines added since the last call: all, or warnings and worse with what belongs to them (tracebacks). Takes a while where the log
+        has grown too long."""
         for line in self._read():
             self._loud = self._is_loud(line)
             if self._everything or self._loud:
@@ -74,8 +79,12 @@ def remove(path: Path) -> None:
 
 
 def _rotate(path: Path) -> None:
-    """Keeps one earlier log. The process has the file open for appending, so it goes on at the start of the emptied one."""
-    _earlier(path).write_bytes(path.read_bytes())
+    """Keeps one earlier log, as far as there is room. The process has the file open for appending: it goes on at the start of what is
+    emptied."""
+    try:
+        shutil.copyfile(path, _earlier(path))
+    except OSError as error:
+        logger.warning("%s has grown too long, and is emptied without a whole copy: %s", path, error)
     path.write_bytes(b"")
 
 

@@ -184,9 +184,8 @@ class Session:
     async def _follow_logs(self) -> None:
         while True:
             await asyncio.sleep(LOG_POLL_S)
-            for follower in self._followers.values():
-                for line in follower.new_lines():
-                    self._display.message(line)
+            for line in await asyncio.to_thread(_new_lines, list(self._followers.values())):
+                self._display.message(line)
 
     async def _keep_recorded(self) -> None:
         while True:
@@ -214,6 +213,10 @@ class Session:
             self._recorded = False
         else:
             self._recorded = True
+
+
+def _new_lines(followers: Sequence[LogFollower]) -> list[str]:
+    return [line for follower in followers for line in follower.new_lines()]
 
 
 @contextlib.asynccontextmanager

@@ -58,5 +58,16 @@ def test_a_log_that_grows_too_long_is_emptied_after_one_copy(tmp_path: Path, mon
     assert (tmp_path / "decode-0.log.1").read_bytes() == b"the first line\n"
 
 
+def test_a_log_that_grows_too_long_is_emptied_also_where_there_is_no_room_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
+    log = tmp_path / "decode-0.log"
+    log.write_text("the first line\n")
+    (tmp_path / "decode-0.log.1").mkdir()
+    assert list(LogFollower(log, everything=True).new_lines()) == ["the first line"]
+    assert log.read_bytes() == b""
+
+
 def test_the_end_of_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "gone.log") == ""

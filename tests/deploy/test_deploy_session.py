@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.local import rundir
+from deploy.local import logs, rundir
 from deploy.local.display import PlainDisplay, new_display
 from deploy.local.plan import ClusterPaths, placed, processes
 from deploy.local.rundir import ClusterRecord
@@ -30,13 +32,13 @@ def recorded() -> ClusterRecord | None:
 
 
 @asynccontextmanager
-async def running(run_dir: Path, said: io.StringIO) -> AsyncIterator[asyncio.Task[int]]:
+async def running(run_dir: Path, said: io.StringIO, verbose: bool = False) -> AsyncIterator[asyncio.Task[int]]:
     """A session that keeps a Valkey, and nothing else."""
     (run_dir / "logs").mkdir(parents=True)
     config, paths = placed(load_config(environ={}), run_dir), ClusterPaths(run_dir)
     valkey = processes(config, paths, embedded_valkey=True)[:1]
     machine = Machine(config, INFO, paths, valkey, temporary=True, serves_requests=False)
-    session = Session(machine, PlainDisplay(Console(file=said, width=200)), False, lambda record, took_s: "all is well")
+    session = Session(machine, PlainDisplay(Console(file=said, width=200)), verbose, lambda record, took_s: "all is well")
     task = asyncio.create_task(session.run())
     try:
         yield task
@@ -63,6 +65,28 @@ async def test_a_process_that_dies_comes_back_where_nothing_can_be_recorded(tmp_
         await until(lambda: recorded() != record)
         now = recorded()
         assert now is not None and now.ready and now.processes["valkey"] != record.processes["valkey"]
+
+
+async def test_a_log_is_copied_beside_what_else_the_supervisor_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    begun, may_end, ends, copy = threading.Event(), threading.Event(), list[bool](), shutil.copyfile
+
+    def slow(source: Path, target: Path) -> None:
+        begun.set()
+        ends.append(may_end.wait(10))
+        copy(source, target)
+
+    monkeypatch.setattr("shutil.copyfile", slow)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10_000)
+    said = io.StringIO()
+    async with running(tmp_path / "run", said, verbose=True):
+        await until(lambda: "all is well" in said.getvalue())
+        with (tmp_path / "run" / "logs" / "valkey.log").open("a") as log:
+            log.write("x" * 20_000 + "\n")
+        await until(begun.is_set)
+        may_end.set()
+        await until(lambda: ends)
+    assert ends == [True]
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
