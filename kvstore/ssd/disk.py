@@ -24,7 +24,7 @@ def aligned_memory(num_bytes: int) -> memoryview:
     """Zeroed memory, of at least one byte; on huge pages if there is room for one: direct I/O then moves few long pieces, not many
     pages."""
     if num_bytes < _HUGE_PAGE:
-        return memoryview(mmap.mmap(-1, num_bytes))
+        return memoryview(mmap.mmap(-1, max(1, num_bytes)))
     mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
     with contextlib.suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -22,6 +22,10 @@ NUMBERS = st.integers(0, (1 << 64) - 1)
 ENTRIES = st.builds(Entry, KEYS, st.none() | KEYS, NUMBERS, NUMBERS)
 
 
+def test_memory_for_nothing_is_some_all_the_same() -> None:
+    assert len(aligned_memory(0)) == 1
+
+
 @given(st.dictionaries(st.integers(0, 30), ENTRIES))
 def test_a_table_is_read_as_it_was_written(entries: dict[int, Entry]) -> None:
     memory = aligned_memory(31 * ENTRY_BYTES)

@@ -147,7 +147,12 @@ class LayerStoreLink(Mover):
         await self._channel.close(None)
 
     async def _hear(self) -> None:
-        self._lose(await first_of(self._listen(), self._watch()))
+        try:
+            why = await first_of(self._listen(), self._watch())
+        except Exception as error:  # what it says makes no sense here
+            logger.exception("%s cannot be heard", self.joined.node_id)
+            why = repr(error)
+        self._lose(why)
 
     async def _listen(self) -> str:
         """Returns why it is lost."""

@@ -160,7 +160,8 @@ class Ssd:
         bad: list[BlockKey] = []
         for begin in range(0, len(keys), step):
             part = [key for key in keys[begin : begin + step] if key in self.blocks]
-            bad += await uninterrupted(self._verify(part))
+            if part:
+                bad += await uninterrupted(self._verify(part))
         return bad
 
     async def _verify(self, keys: Sequence[BlockKey]) -> list[BlockKey]:

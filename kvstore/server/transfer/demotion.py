@@ -25,6 +25,7 @@ from springtide.ids import BlockKey
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
+AGAIN_AFTER_S = 1.0
 STAGED_BYTES = 8 << 20
 """The size of a batch; or one block, if that is more: some milliseconds of copying, and little enough to be in the processor's cache still
 when the disk fetches it."""
@@ -56,13 +57,14 @@ class Demotion:
         """The tenants whose blocks are copied until there are enough; None: everybody."""
 
     async def run(self) -> None:
-        """Copies for ever, unless it breaks: then the store goes on without it."""
-        try:
-            while True:
+        """Copies for ever. What was not foreseen costs a batch: a machine without memory or threads has some again."""
+        while True:
+            try:
                 if not await self._step():
                     await asyncio.sleep(LOOK_EVERY_S)
-        except Exception:
-            logger.exception("demotion broke: what leaves the arena is lost from now on")
+            except Exception:
+                logger.exception("blocks that leave the arena were not copied to the SSD; others are, soon")
+                await asyncio.sleep(AGAIN_AFTER_S)
 
     async def flush(self) -> None:
         """Copies what is not on the SSD yet, before an orderly stop, for `flush_s` at most."""

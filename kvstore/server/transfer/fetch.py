@@ -148,6 +148,8 @@ class PrefixFetch:
         """The SSD gave less than it had promised: sources may have the rest, which were passed over for that promise."""
         await self._read.close()
         self._read = PrefixRead(self._shared, self._keys, self._sources, self._tenant)
+        if self._cancelled.is_set():  # while the other one was being closed
+            self._read.cancel()
         return await self._read.open(more_than)
 
     def _arrived(self, layers: int) -> None:
