@@ -86,13 +86,20 @@ def user_directory() -> Path:
 
 
 class RunDir:
-    """A run directory that is this process's alone, from `claim` to `release`: whoever holds the lock on a file in it."""
+    """A run directory that is this process's alone, from `claim` to `release`: whoever holds the lock on a file in it.
+
+    Many machines remove what in the temporary directory has not been used for days. systemd-tmpfiles, which does it, leaves out a
+    directory on which somebody holds a lock, and all below it."""
 
     def __init__(self, path: Path, temporary: bool, lock: int) -> None:
         """Takes over `lock`, the locked file's descriptor."""
         self.path = path
         self.temporary = temporary
         self._lock = lock
+        self._kept = contextlib.ExitStack()
+        for directory in (path, user_directory()):
+            with contextlib.suppress(OSError):  # of a file system without such locks
+                self._kept.enter_context(_locked_directory(directory, fcntl.LOCK_SH))
 
     @classmethod
     def claim(cls, wanted: Path | None, longest_socket: str = LONGEST_SOCKET_NAME) -> RunDir:
@@ -117,6 +124,7 @@ class RunDir:
 
     def release(self) -> None:
         """Removes the cluster's record, and the directory if it is temporary (in one that was asked for, the logs stay)."""
+        self._kept.close()
         _remove(os.getpid(), self.path, self.temporary)
         os.close(self._lock)
 
@@ -151,6 +159,17 @@ def _lock(run_dir: Path) -> int | None:
     return lock
 
 
+@contextlib.contextmanager
+def _locked_directory(directory: Path, lock: int) -> Iterator[None]:
+    """Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _holder(run_dir: Path) -> str:
     with contextlib.suppress(OSError):
         return (run_dir / _LOCK).read_text() or "unknown"
@@ -168,7 +187,7 @@ def _remove(pid: int, run_dir: Path, temporary: bool) -> None:
     else:
         for socket in run_dir.glob("*.sock"):
             socket.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _locked_directory(user_directory(), fcntl.LOCK_EX | fcntl.LOCK_NB):
         user_directory().rmdir()  # the last one turns off the light
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -112,6 +113,36 @@ def test_what_a_dead_cluster_left_in_a_directory_of_its_own_is_swept(wanted: Pat
     rundir.write_record(ClusterRecord(1 << 30, 0.0, "http://127.0.0.1:1", "", "", "springtide", "", str(wanted), False, True, {}))
     rundir.sweep()
     assert not sock.exists() and wanted.exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="needs systemd-tmpfiles")
+@pytest.mark.parametrize("temporary", [True, False])
+def test_what_is_in_use_is_not_removed_as_old(tmp_path: Path, temporary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned, rules = tmp_path / "tmp", tmp_path / "rules.conf"
+    cleaned.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(cleaned))
+    rules.write_text(f"e {cleaned} - - - 0\n")
+
+    def clean() -> set[Path]:
+        """What is left, when everything is old."""
+        subprocess.run(["systemd-tmpfiles", "--clean", str(rules)], check=True)
+        return set(cleaned.rglob("*"))
+
+    run_dir = RunDir.claim(None if temporary else cleaned / "run")
+    rundir.write_record(
+        ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "", "", "springtide", "", str(run_dir.path), temporary, True, {})
+    )
+    (run_dir.path / "config.yaml").touch()
+    (cleaned / "somebody-elses" / "old").mkdir(parents=True)
+    there = {path for path in cleaned.rglob("*") if "somebody-elses" not in str(path)}
+    assert clean() == there
+    run_dir.release()
+    assert clean() == set()
+
+
+def test_the_directory_of_all_records_stays_while_somebody_starts_who_has_none_yet(wanted: Path, claimed: RunDir) -> None:
+    RunDir.claim(None).release()
+    assert (wanted.parent / f"springtide-{os.getuid()}").is_dir()
 
 
 def test_the_logs_of_an_earlier_run_are_put_aside(wanted: Path) -> None:
