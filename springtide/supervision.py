@@ -27,6 +27,9 @@ async def _supervise(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         try:
             return await work()
         except Exception:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                logger.exception("the task %s has failed as it was ended", name)
+                raise asyncio.CancelledError from None
             logger.exception("the task %s has died; it begins anew", name)
         await asyncio.sleep(AGAIN_AFTER_S)
 

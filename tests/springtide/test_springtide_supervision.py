@@ -45,6 +45,24 @@ async def test_work_that_is_cancelled_ends() -> None:
         await task
 
 
+async def test_work_that_fails_as_it_is_cancelled_does_not_begin_anew() -> None:
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("in what it does at its end")
+
+    task = supervised(work, "the ticker")
+    await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert task in done and task.cancelled() and begun == 1
+
+
 class Works:
     """Works that note how they ended."""
 
