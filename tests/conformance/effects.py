@@ -321,7 +321,8 @@ def completion_scored(probe: Probe) -> None:
     answer = probe.tried()
     logprobs = answer.body["choices"][0]["logprobs"]
     require(len(logprobs["token_logprobs"]) == len(logprobs["tokens"]) == answer.output_tokens, answer.body)
-    require(all(1 <= len(top) <= probe.trial.value for top in logprobs["top_logprobs"]), answer.body)
+    drawn = zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    require(all(token in top and len(top) <= probe.trial.value + 1 for token, top in drawn), answer.body)
 
 
 def one_call_alone(probe: Probe) -> None:
