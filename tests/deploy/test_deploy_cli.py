@@ -214,7 +214,9 @@ def test_what_no_node_can_be_called_is_said_before_anybody_is_asked(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: 63 * "h")
     token = f"{8 * '0'}.{32 * '0'}.{64 * '0'}"
-    result = springtide("node", "prefill", "--join", "127.0.0.1:1", "--token", token, *options)
+    with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as short:  # sockets have room in its run directory
+        monkeypatch.setattr("tempfile.tempdir", short)
+        result = springtide("node", "prefill", "--join", "127.0.0.1:1", "--token", token, *options)
     assert result.returncode == 2
     assert said in result.stderr and "Traceback" not in result.stderr
 
