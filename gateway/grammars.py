@@ -174,11 +174,9 @@ def _cleaned(schema: Any) -> Any:
             continue
         else:
             cleaned[name] = value
-    if schema.get("format") == "hostname":
+    if schema.get("format") == "hostname" and isinstance(most := schema.get("maxLength", _LONGEST_HOSTNAME), int):
         # Of its labels alone llguidance knows how long they may be. What is no length is for it to refuse.
-        cleaned.setdefault("maxLength", _LONGEST_HOSTNAME)
-        if isinstance(cleaned["maxLength"], int):
-            cleaned["maxLength"] = min(cleaned["maxLength"], _LONGEST_HOSTNAME)
+        cleaned["maxLength"] = min(most, _LONGEST_HOSTNAME)
     return cleaned
 
 

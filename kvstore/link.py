@@ -16,7 +16,7 @@ from time import monotonic
 import grpc.aio
 import numpy as np
 
-from messenger.arena_memory import SharedMemory, attach_session, discard_attachment
+from messenger.arena_memory import SharedMemory, attach_session, attached
 from messenger.base import Identity, TransferTimeout
 from messenger.notices import introduction
 from springtide.errors import PeerLost
@@ -166,7 +166,8 @@ class StoreLink:
                 if not isinstance(greeting, pb.StoreNotice) or not isinstance(welcome := wire.STORE_NOTICE.decode(greeting), StoreHello):
                     raise PeerLost(f"the store at {store_socket} closed at once")
                 engine = engine_identity(hello.instance_id, hello.incarnation)
-                memory, attachment = await _attached(arena_socket, engine)
+                attaching = asyncio.get_running_loop().run_in_executor(None, attach_arena, arena_socket, engine)
+                memory, attachment = await attached(attaching)
         except (grpc.aio.AioRpcError, TimeoutError, PeerLost) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
@@ -239,15 +240,6 @@ class StoreLink:
         self.arena = np.empty(0, np.uint8)
         self.memory.close()
         self.attachment.close()
-
-
-async def _attached(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
-    attaching = asyncio.get_running_loop().run_in_executor(None, attach_arena, arena_socket, engine)
-    try:
-        return await asyncio.shield(attaching)
-    except asyncio.CancelledError:
-        attaching.add_done_callback(discard_attachment)
-        raise
 
 
 def attach_arena(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:

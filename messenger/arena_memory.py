@@ -215,8 +215,16 @@ class FdServer:
         await self._session(stream)
 
 
-def discard_attachment(attaching: asyncio.Future[tuple[SharedMemory, socket.socket]]) -> None:
-    """For who gives up waiting for `attach_session` on a thread, which cannot be stopped: closes what comes of it all the same."""
+async def attached(attaching: asyncio.Future[tuple[SharedMemory, socket.socket]]) -> tuple[SharedMemory, socket.socket]:
+    """What comes of `attach_session` on a thread, which cannot be stopped: where it is waited for no more, that is closed."""
+    try:
+        return await asyncio.shield(attaching)
+    except asyncio.CancelledError:
+        attaching.add_done_callback(_discard)
+        raise
+
+
+def _discard(attaching: asyncio.Future[tuple[SharedMemory, socket.socket]]) -> None:
     if not attaching.cancelled() and attaching.exception() is None:
         memory, sock = attaching.result()
         sock.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from messenger.arena_memory import FdServer, SharedMemory, attach_session, discard_attachment
+from messenger.arena_memory import FdServer, SharedMemory, attach_session, attached
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.batch import completion_of, native_batch
 from messenger.notices import NoticeSender, introduction, receive_identity, serve_notices
@@ -212,12 +212,9 @@ class ShmTransport(Transport):
         attach = partial(attach_session, path, options.populate, options.connect_timeout_s)
         attaching = asyncio.get_running_loop().run_in_executor(self._attachers, attach)
         try:
-            memory, sock = await asyncio.shield(attaching)
+            memory, sock = await attached(attaching)
         except NoMemory as error:  # another transport can do without
             raise PeerLost(f"the memory at {path} cannot be mapped: {error.message}") from error
-        except asyncio.CancelledError:
-            attaching.add_done_callback(discard_attachment)
-            raise
         stream = SocketStream(sock)
         try:
             if memory.header.incarnation != endpoint.incarnation:

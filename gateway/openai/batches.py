@@ -30,6 +30,8 @@ from gateway.prepare import in_the_clients_words
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, SpringtideError
 from springtide.ids import new_id
 
+logger = logging.getLogger(__name__)
+
 PATH = "/v1/batches"
 LONGEST_WINDOW_S = 7 * 24 * 3600
 _WINDOW = re.compile(r"(\d{1,4})([mhd])")
@@ -38,8 +40,6 @@ _PAGE, _MOST_BATCHES = 20, 100
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
 _LINE_OVERHEAD_BYTES = 4096
 """Of a line, beside the body in it."""
-logger = logging.getLogger(__name__)
-
 _NOBODYS_FAULT = (408, 429)
 """Like what is above 500."""
 _MOST_TRIES = 5
@@ -195,16 +195,13 @@ class OpenAIBatches:
         try:
             text = await self._answered(batch, endpoint, body, traced)
             status = 200
-        except SpringtideError as error:
-            status, text = error.http_status, dump(endpoint.error(error, request_id))
-            if _passing(error, tries):
-                raise
         except Exception as error:
-            logger.exception("line %d of %s: what comes of it was not foreseen", line, batch.batch_id)
-            internal = internal_error()
-            status, text = internal.http_status, dump(endpoint.error(internal, request_id))
-            if _passing(internal, tries):
-                raise internal from error
+            failure = error if isinstance(error, SpringtideError) else internal_error()
+            if failure is not error:
+                logger.exception("line %d of %s: what comes of it was not foreseen", line, batch.batch_id)
+            status, text = failure.http_status, dump(endpoint.error(failure, request_id))
+            if _passing(failure, tries):
+                raise failure from None
         finally:
             traced.end(str(status))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -147,6 +147,10 @@ class Cluster:
     def pid_of(self, name: str) -> int | None:
         """Of `prefill-0`, `decode-1-store`, `conductor-0`, `gateway-0` or `valkey`; None while it is down."""
         return self.record.processes.get(name)
+
+    def pids_of(self, names: Iterable[str]) -> list[int]:
+        """Of those of them that are up."""
+        return [pid for name in names if (pid := self.pid_of(name)) is not None]
 
     def kill(self, name: str) -> int:
         """kill -9; returns the process id that it had."""

@@ -139,10 +139,6 @@ class Watched:
             if labels["alertname"] != TOLERATED and (state != "pending" or labels["severity"] == "critical")
         )
 
-    def pids_of(self, *names: str) -> list[int]:
-        """Of those of the processes that run."""
-        return [pid for name in names if (pid := self.cluster.pid_of(name)) is not None]
-
     def wait_calm(self) -> None:
         """Until every process is scraped, and there is no alert."""
         names = scraped(self.cluster.record)

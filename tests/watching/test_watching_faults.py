@@ -99,21 +99,21 @@ def test_a_store_that_ends_again_and_again(watching: Watched) -> None:
 
 
 def test_an_engine_that_is_stopped(watching: Watched) -> None:
-    with watching.fault("SpringtideProcessDown") as fault, hanging(watching.pids_of("decode-1")):
+    with watching.fault("SpringtideProcessDown") as fault, hanging(watching.cluster.pids_of(["decode-1"])):
         fault.told("SpringtideHung", "ticket")
         fault.told("SpringtideProcessDown", "page", instance="decode-1")
 
 
 def test_a_conductor_that_is_stopped(watching: Watched) -> None:
     """Its process does not answer either: of that nobody is told."""
-    with watching.fault("SpringtideNoLeader") as fault, hanging(watching.pids_of("conductor-0")):
+    with watching.fault("SpringtideNoLeader") as fault, hanging(watching.cluster.pids_of(["conductor-0"])):
         fault.told("SpringtideNoLeader", "page")
         fault.held_back("SpringtideProcessDown", by="SpringtideNoLeader", instance="conductor-0")
         assert [notice.alert for notice in fault.pages] == ["SpringtideNoLeader"], "one cause wakes somebody once"
 
 
 def test_valkey_that_is_away(watching: Watched) -> None:
-    with watching.fault("SpringtideValkeyAway") as fault, hanging(watching.pids_of("valkey")):
+    with watching.fault("SpringtideValkeyAway") as fault, hanging(watching.cluster.pids_of(["valkey"])):
         fault.told("SpringtideValkeyAway", "page")
 
 
@@ -123,7 +123,7 @@ def test_attempts_that_fail(watching: Watched) -> None:
         for turn in range(MOST_TURNS):
             if fault.notice("SpringtideAttemptsFail") is not None:
                 break
-            with hanging(watching.pids_of(f"decode-{turn % 2}")):
+            with hanging(watching.cluster.pids_of([f"decode-{turn % 2}"])):
                 time.sleep(STILL_S)
         fault.told("SpringtideAttemptsFail", "ticket")
 

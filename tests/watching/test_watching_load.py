@@ -59,7 +59,7 @@ def test_a_symptom_wakes_nobody_beside_its_cause(model: Path, tmp_path: Path) ->
     with (
         watched(tmp_path, **settings(model)) as watching,
         watching.fault("SpringtideProcessDown", outlast=["SpringtideNoInstances"]) as fault,
-        hanging(watching.pids_of("decode-0")),
+        hanging(watching.cluster.pids_of(["decode-0"])),
     ):
         fault.told("SpringtideProcessDown", "page", instance="decode-0")
         fault.held_back("SpringtideNoInstances", by="SpringtideProcessDown", role="decode")

@@ -151,7 +151,7 @@ def restart(cluster: Cluster, stores: Sequence[str]) -> None:
 
 def hang(cluster: Cluster, names: Sequence[str], for_s: float) -> None:
     """Then it is whole again."""
-    with hanging([pid for name in names if (pid := cluster.pid_of(name)) is not None]):
+    with hanging(cluster.pids_of(names)):
         time.sleep(for_s)
     cluster.wait_ready()
 

@@ -213,9 +213,11 @@ class Peers:
     async def hang_up_idle(self) -> None:
         """Closes the channels of those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
         now = self._clock.now()
-        for address in [address for address, peer in self._peers.items() if now - peer.asked_at > FORGOTTEN_S]:
-            await _hang_up([self._peers.pop(address)])
-        await _hang_up([peer for peer in self._peers.values() if now - peer.asked_at > IDLE_S])
+        idle = {address: peer for address, peer in self._peers.items() if now - peer.asked_at > IDLE_S}
+        for address, peer in idle.items():
+            if now - peer.asked_at > FORGOTTEN_S:
+                del self._peers[address]
+        await _hang_up(idle.values())
         self._messenger.forget_broken()
 
     async def close(self) -> None:
@@ -246,7 +248,7 @@ async def _ended(work: asyncio.Future[Any]) -> bool:
 
 
 async def _hang_up(peers: Collection[_Peer]) -> None:
-    # Out of the table before anything is waited for: nobody takes up a channel that is about to be closed.
+    # None before anything is waited for: nobody takes up a channel that is about to be closed.
     closing = [peer.channel for peer in peers if peer.channel is not None]
     for peer in peers:
         peer.channel = None
