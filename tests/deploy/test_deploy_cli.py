@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,13 +56,6 @@ def springtide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def left_behind(tmp: Path) -> list[str]:
     return [str(path.relative_to(tmp)) for path in tmp.rglob("*") if path.is_file()]
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Short enough for the Unix sockets of a run directory."""
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -210,13 +202,12 @@ def test_who_has_no_token_and_has_not_joined_before_is_told_where_one_is_to_be_h
     ],
 )
 def test_what_no_node_can_be_called_is_said_before_anybody_is_asked(
-    options: tuple[str, ...], said: str, springtide: Springtide, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...], said: str, springtide: Springtide, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: 63 * "h")
     token = f"{8 * '0'}.{32 * '0'}.{64 * '0'}"
-    with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as short:  # sockets have room in its run directory
-        monkeypatch.setattr("tempfile.tempdir", short)
-        result = springtide("node", "prefill", "--join", "127.0.0.1:1", "--token", token, *options)
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    result = springtide("node", "prefill", "--join", "127.0.0.1:1", "--token", token, *options)
     assert result.returncode == 2
     assert said in result.stderr and "Traceback" not in result.stderr
 

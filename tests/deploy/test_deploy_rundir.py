@@ -21,13 +21,13 @@ from springtide.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def _own_records(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+def wanted(short_path: Path) -> Path:
+    return short_path / "run"
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_what_a_dead_cluster_left_in_a_directory_of_its_own_is_swept(wanted: Pat
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="needs systemd-tmpfiles")
 @pytest.mark.parametrize("temporary", [True, False])
-def test_what_is_in_use_is_not_removed_as_old(tmp_path: Path, temporary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cleaned, rules = tmp_path / "tmp", tmp_path / "rules.conf"
+def test_what_is_in_use_is_not_removed_as_old(short_path: Path, temporary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned, rules = short_path / "tmp", short_path / "rules.conf"
     cleaned.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(cleaned))
     rules.write_text(f"e {cleaned} - - - 0\n")

@@ -47,11 +47,11 @@ async def running(run_dir: Path, said: io.StringIO, verbose: bool = False) -> As
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_process_that_dies_comes_back_where_nothing_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_comes_back_where_nothing_can_be_recorded(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is recorded once that is possible."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     said = io.StringIO()
-    async with running(tmp_path / "run", said) as session:
+    async with running(short_path / "run", said) as session:
         await until(lambda: "all is well" in said.getvalue())
         record = recorded()
         assert record is not None and record.ready
@@ -67,8 +67,8 @@ async def test_a_process_that_dies_comes_back_where_nothing_can_be_recorded(tmp_
         assert now is not None and now.ready and now.processes["valkey"] != record.processes["valkey"]
 
 
-async def test_a_log_is_copied_beside_what_else_the_supervisor_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_a_log_is_copied_beside_what_else_the_supervisor_does(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     begun, may_end, ends, copy = threading.Event(), threading.Event(), list[bool](), shutil.copyfile
 
     def slow(source: Path, target: Path) -> None:
@@ -79,9 +79,9 @@ async def test_a_log_is_copied_beside_what_else_the_supervisor_does(tmp_path: Pa
     monkeypatch.setattr("shutil.copyfile", slow)
     monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10_000)
     said = io.StringIO()
-    async with running(tmp_path / "run", said, verbose=True):
+    async with running(short_path / "run", said, verbose=True):
         await until(lambda: "all is well" in said.getvalue())
-        with (tmp_path / "run" / "logs" / "valkey.log").open("a") as log:
+        with (short_path / "run" / "logs" / "valkey.log").open("a") as log:
             log.write("x" * 20_000 + "\n")
         await until(begun.is_set)
         may_end.set()
