@@ -14,6 +14,7 @@ from cryptography import x509
 
 from deploy.ca.authority import is_revoked
 from springtide.errors import ConfigError
+from springtide.supervision import end
 from springtide.telemetry import FewWarnings
 from springtide.tls import Tls, accept
 
@@ -66,9 +67,7 @@ class ValkeyRelay:
                     await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     del self._connections[writer]
-                    for pump in pumps:
-                        pump.cancel()
-                    await asyncio.gather(*pumps, return_exceptions=True)
+                    await end(*pumps)
 
     async def _shut_out(self) -> None:
         """Goes on for ever: connections end whose machines are shut out."""

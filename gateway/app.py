@@ -52,7 +52,7 @@ from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
 from springtide.protocol.instances import HungInstances
-from springtide.supervision import first_of
+from springtide.supervision import end, first_of
 from springtide.telemetry import serve_metrics
 from springtide.tls import Tls, public_tls
 from springtide.valkey import ValkeyClient
@@ -179,9 +179,7 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Drops whatever still runs. Idempotent."""
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+        await end(self._serving)
         if self._grpc_server is not None:
             await self._grpc_server.stop(None)
         if self._desk is not None:

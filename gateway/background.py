@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
+from springtide.supervision import end
+
 logger = logging.getLogger(__name__)
 
 
@@ -27,9 +29,7 @@ class Background:
 
     async def close(self) -> None:
         """Ends what has not. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

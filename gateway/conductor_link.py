@@ -36,7 +36,7 @@ from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from springtide.rpc.observation_pb2_grpc import ObserverStub
-from springtide.supervision import first_of, supervised
+from springtide.supervision import end, first_of, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,7 @@ class ConductorLink:
 
     async def close(self) -> None:
         """Reports what is still to be reported, if the Conductors take it at once, and hangs up."""
-        ending = [*self._tasks, *self._closing]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await end(*self._tasks, *self._closing)
         await asyncio.gather(*(peer.close(_CLOSE_S) for peer in self._peers.values()))
         if self._lease is not None:
             await self._lease.close()
@@ -427,9 +424,7 @@ class ConductorPeer:
         await self._hang_up(grace_s=_GRACE_S)
 
     async def _hang_up(self, grace_s: float | None) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         if self._channel is not None:
             await _closed(self._channel, self._questions, grace_s)
 

@@ -140,7 +140,7 @@ NeutralList = Annotated[Any, OnlyNeutral([])]
 NeutralObject = Annotated[Any, OnlyNeutral({})]
 Temperature = Annotated[float | None, Field(json_schema_extra={"minimum": 0, "maximum": 2})]
 """This and the next are described alone: `SamplingParams` checks them."""
-TopP = Annotated[float | None, Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
+TopP = Annotated[float | None, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
 MinP = Annotated[float | None, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
 Penalty = Annotated[float | None, Field(json_schema_extra={"minimum": -2, "maximum": 2})]
 RepetitionPenalty = Annotated[float | None, Field(json_schema_extra=dict(zip(("minimum", "maximum"), REPETITION_PENALTIES, strict=True)))]

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from springtide.errors import ConfigError, InvalidRequest, Overloaded, SpringtideError
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 from springtide.tls import Tls, accept
 
 logger = logging.getLogger(__name__)
@@ -169,9 +169,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _stop_accepting(self) -> None:
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await end(*self._accepting)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

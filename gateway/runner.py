@@ -25,7 +25,7 @@ from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import Schedule, ScheduleReply
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +111,7 @@ class Runner:
     async def close(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
-        tasks = [*self._tasks, *([self._ticker] if self._ticker else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks, self._ticker)
         await self._sessions.close()
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None:

@@ -37,6 +37,7 @@ from springtide.protocol.storage import (
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import LocalStoreStub
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -203,8 +204,7 @@ class StoreLink:
     async def close(self, at_rest: Callable[[], Awaitable[object]] | None = None) -> None:
         """Lets go of the store, which releases every attempt of this engine: once `at_rest` has returned, when nothing of the engine writes
         into the arena any more. `on_lost` is not called."""
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        await end(self._receiving)
         self._fetches.lose(PeerLost("the link to the store was closed"))
         self._commands.end()
         self._stream.cancel()

@@ -21,6 +21,7 @@ from messenger.base import (
 )
 from messenger.metered import MeteredConnection
 from springtide.errors import PeerLost, SpringtideError
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,7 @@ class Messenger:
         self._closed = True
         connecting = list(self._connections.values())
         self._connections.clear()
-        for task in connecting:
-            task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
+        await end(*connecting)
         await asyncio.gather(*(transport.close() for transport in self._transports))
 
     async def _connect(self, endpoint: Endpoint) -> MeteredConnection:

@@ -19,7 +19,7 @@ from springtide.config import ClusterConfig
 from springtide.credentials import OPEN, Credentials
 from springtide.metrics import VALKEY_UP
 from springtide.slices import slices
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import UNREACHABLE, ValkeyClient
 
@@ -163,10 +163,8 @@ class Membership:
 
     async def withdraw(self) -> None:
         """Stops renewing and withdraws the member, if one is announced."""
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
-            self._heartbeat = None
+        await end(self._heartbeat)
+        self._heartbeat = None
         if self._announced is not None:
             with contextlib.suppress(*UNREACHABLE):
                 await self._redis.delete(self._key_of(self._announced))

@@ -1,5 +1,5 @@
-"""Tasks and their ends: those that go on for as long as what made them, those of which the first to end ends the others, those that are all
-waited for, those that come to their end though they are cancelled, and those that may forget that they were."""
+"""Tasks and their ends: those that go on for as long as what made them, those that are ended, those of which the first to end ends the
+others, those that are all waited for, those that come to their end though they are cancelled, and those that may forget that they were."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ async def _supervise(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         await asyncio.sleep(AGAIN_AFTER_S)
 
 
+async def end(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancels `tasks`, of which those that were never begun are None, and returns when all of them have ended, even if it is cancelled
+    itself. Whatever they come to is dropped."""
+    cancelled = [task for task in tasks if task is not None]
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+
+
 async def first_of(*works: Awaitable[T]) -> T:
     """Runs `works` side by side until one of them ends; returns what that returns or raises what it raises. The others are cancelled, and
     have ended when this returns: a work that is to go on is given as `asyncio.shield(work)`, by who awaits the work itself later.
@@ -50,10 +59,7 @@ async def first_of(*works: Awaitable[T]) -> T:
             # Not asyncio.wait_for, whose Python 3.11 forgets a cancellation that meets the end of what it waits for.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            # It waits for all of them even if it is cancelled itself.
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
         ended = [task for task in tasks if task in done]
         first = next((task for task in ended if task.cancelled() or task.exception() is not None), ended[0])
         return first.result()

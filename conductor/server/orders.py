@@ -22,6 +22,7 @@ from springtide.protocol.storage import ReplicatePrefix
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class Orders:
 
     async def close(self) -> None:
         """Stops. What is being copied goes on; its end is not waited for."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

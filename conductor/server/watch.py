@@ -27,7 +27,7 @@ from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPar
 from springtide.rpc import node_pb2
 from springtide.rpc.authentication import TOKEN_KEY
 from springtide.rpc.store_pb2 import StoreEvent, WatchStoreRequest
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class Watcher(ABC):
         self._task = supervised(self._run, f"watch-{member.role}-{member.member_id}")
 
     async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     @abstractmethod
     async def _follow(self) -> None:

@@ -29,7 +29,7 @@ from springtide.config import ClusterConfig, write_config
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from springtide.process import raise_file_limit
-from springtide.supervision import first_of, supervised
+from springtide.supervision import end, first_of, supervised
 
 LOG_POLL_S = 0.2
 WRITE_AGAIN_S = 1.0
@@ -225,5 +225,4 @@ async def _background(work: Work, name: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end(task)

@@ -12,6 +12,7 @@ from types import TracebackType
 from deploy.local.children import Child
 from deploy.local.plan import OTHERS_END_S, STOP_ORDER, ProcessSpec
 from deploy.local.readiness import ReadinessProbe
+from springtide.supervision import end
 
 STOP_GRACE_S = 3.0
 """From SIGTERM for the first process to SIGKILL for whatever is left."""
@@ -83,9 +84,7 @@ class Supervisor:
         await _all_ended(self.children, deadline - time.monotonic())
         self.kill()
         await _all_ended(self.children, KILL_GRACE_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def kill(self) -> None:
         """Ends every child at once, without ceremony."""

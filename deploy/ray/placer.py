@@ -33,7 +33,7 @@ from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, parse_arguments, run
 from springtide.protocol.instances import Role
 from springtide.protocol.status import ClusterStatus
-from springtide.supervision import first_of, supervised
+from springtide.supervision import end, first_of, supervised
 from springtide.valkey import ValkeyClient
 
 logger = logging.getLogger(__name__)
@@ -103,8 +103,7 @@ class Placer:
             await first_of(self._place(address, stop, connected=anew), stop.wait())
             await self._end()
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            await end(telling)
 
     async def _recorded(self) -> PlacementRecord | None:
         while True:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from gateway.accounts.allowance import ALLOWANCE, API_KEY, NO_LIMITS, Allowance, ApiKey, as_json
 from springtide.errors import SpringtideError, Unavailable
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import asked, text_of
 
@@ -175,9 +175,7 @@ class RegisterCopy:
         self._follower = supervised(self._follow, "accounts-register")
 
     async def close(self) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
+        await end(self._follower)
 
     async def _follow(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from springtide.errors import Unavailable
 from springtide.ids import new_id
 from springtide.protocol.usage import Usage
 from springtide.slices import slices
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 from springtide.telemetry import FewWarnings
 from springtide.valkey import asked
 
@@ -200,8 +200,7 @@ class UsageWriter:
     async def close(self) -> None:
         """Writes the rest, if Valkey answers."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
             if self._pending:
                 await self.flush()
             await self.flush()

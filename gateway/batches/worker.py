@@ -25,7 +25,7 @@ from gateway.batches.results import LineResult, ResultLog
 from gateway.bodies import SideThread
 from springtide.clock import Clock
 from springtide.errors import SpringtideError, Unavailable
-from springtide.supervision import first_of, supervised
+from springtide.supervision import end, first_of, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +102,7 @@ class BatchWorker:
 
     async def close(self) -> None:
         """Gives up everything, so that others may go on at once. Idempotent."""
-        tasks = [*([self._looking] if self._looking is not None else []), *self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._looking, *self._tasks.values())
 
     # ---- which batches ----
 

@@ -42,6 +42,7 @@ from gateway.state import Hashing
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 from springtide.ids import BlockKey, NodeId, RequestId
 from springtide.protocol.sampling import SamplingParams
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,7 @@ class Desk:
         return self._now()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     # ---- what clients do with them ----
 

@@ -23,7 +23,7 @@ from springtide.ids import BlockKey, NodeId, RequestId, new_id
 from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Terms
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -149,10 +149,7 @@ class Keeper:
     async def close(self) -> None:
         """What this gateway looked at is due at once, for another."""
         claims = list(self._looks.values())
-        tasks = [*self._looks, *([self._task] if self._task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._looks, self._task)
         try:
             for claim in claims:
                 await self._agenda.put_back(claim, self._now())
@@ -232,8 +229,7 @@ class Keeper:
         try:
             rest = await doing.run()
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await end(renewing)
         work_at = self._now() if rest.works else None
         await self._agenda.put_back(self._looks.get(_this_task(), claim), rest.until, work_at)
         if rest.works:
@@ -314,9 +310,7 @@ class _Doing:
                         return action
                     await self._do(action)
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end(*self._tasks)
 
     async def _do(self, action: core.Action) -> None:
         match action:

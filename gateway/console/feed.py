@@ -15,7 +15,7 @@ from gateway.console.picture import Picture, Viewer
 from gateway.exchange import event_of, written
 from springtide.errors import Overloaded, Unavailable
 from springtide.protocol.observation import Observe, ObservedPart
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +147,7 @@ class Feed:
         for view in self._views.values():
             for watcher in view.watchers:
                 watcher.put(None)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     async def _current(self, viewer: Viewer) -> _View:
         """The viewer's, not older than a look."""

@@ -27,6 +27,7 @@ from springtide.protocol.storage import LayersAt
 from springtide.rpc import channels
 from springtide.rpc import layer_store_pb2 as pb
 from springtide.rpc.layer_store_pb2_grpc import LayerStoreServicer, add_LayerStoreServicer_to_server
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +77,7 @@ class LayerStore(LayerStoreServicer):
 
     async def close(self) -> None:
         self._ended.set()
-        moves = [*self._moves.values()]
-        for move in moves:
-            move.cancel()
-        await asyncio.gather(*moves, return_exceptions=True)
+        await end(*self._moves.values())
         await self._server.stop(STOP_GRACE_S)
         await self._arena.stop()
         if self._ssd is not None:
@@ -105,8 +103,7 @@ class LayerStore(LayerStoreServicer):
             while not (await asyncio.wait({taking}, timeout=SIGN_EVERY_S))[0]:
                 yield wire.LAYER_REPORT.encode(StillThere(None if self._ssd is None else state_of(self._ssd)))
         finally:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+            await end(taking)
             logger.warning("the bundle of %s has ended", join.node_id)
             self._ended.set()
 

@@ -35,6 +35,7 @@ from springtide.ids import AttemptId, Incarnation, Slot, new_incarnation
 from springtide.protocol.storage import Notice, StoreLoad
 from springtide.rpc import channels
 from springtide.rpc.store_pb2_grpc import add_LocalStoreServicer_to_server, add_StoreServicer_to_server
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -137,9 +138,7 @@ class Store:
     async def close(self) -> None:
         if self._session is not None:
             self._session.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._fencing.close()
         await self._transfers.close()
         await self._replicator.close()

@@ -81,7 +81,7 @@ class RdmaPath:
             try:
                 self._pair.post(chunk, self._posted + len(chunk))
             except SpringtideError as error:
-                self._fail(PathLost(error.message))
+                self._fail(self._broken(error))
                 break
             self._posted += len(chunk)
         if self._lost is not None:
@@ -115,15 +115,25 @@ class RdmaPath:
 
     def _on_event(self) -> None:
         self._pair.take_event()
-        self._pair.arm()  # before looking, so that what comes after the last look makes an event
+        try:
+            self._pair.arm()  # before looking, so that what comes after the last look makes an event
+        except SpringtideError as error:
+            self._fail(self._broken(error))
         self._drain()
 
     def _drain(self) -> None:
-        while self._lost is None and (found := self._pair.poll(_POLL_BATCH)):
-            self._quiet_beats = 0
-            for done in found:
-                if self._lost is None:
-                    self._take(done)
+        try:
+            while self._lost is None and (found := self._pair.poll(_POLL_BATCH)):
+                self._quiet_beats = 0
+                for done in found:
+                    if self._lost is None:
+                        self._take(done)
+        except SpringtideError as error:
+            self._fail(self._broken(error))
+
+    def _broken(self, error: SpringtideError) -> PathLost:
+        """What the queue pair could not do: nothing else would tell those who wait."""
+        return PathLost(f"{self.name}: {error.message}")
 
     def _take(self, done: WorkCompletion) -> None:
         if done.error is not None:

@@ -171,8 +171,11 @@ class QueuePair:
             nothing.close()
 
     def arm(self) -> None:
-        """Makes the next completion turn `fd` readable."""
-        self._completions.req_notify(False)
+        """Makes the next completion turn `fd` readable. Raises SpringtideError, for example when the device is gone."""
+        try:
+            self._completions.req_notify(False)
+        except self._verbs.error as error:
+            raise SpringtideError(f"{self._nic.port} does not announce completions: {error}") from error
 
     def take_event(self) -> None:
         """Takes what made `fd` readable."""
@@ -183,8 +186,11 @@ class QueuePair:
         self._completions.ack_events(1)
 
     def poll(self, most: int) -> list[WorkCompletion]:
-        """The next completions, at most so many, without waiting."""
-        _, found = self._completions.poll(most)
+        """The next completions, at most so many, without waiting. Raises SpringtideError, for example when the device is gone."""
+        try:
+            _, found = self._completions.poll(most)
+        except self._verbs.error as error:
+            raise SpringtideError(f"{self._nic.port} does not tell what is completed: {error}") from error
         return [self._done(completion) for completion in found]
 
     def close(self) -> None:

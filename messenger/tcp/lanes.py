@@ -17,6 +17,7 @@ from messenger.stream import SocketStream
 from messenger.tcp.handshake import Welcome
 from messenger.tcp.traffic import traffic_of
 from springtide.errors import PeerLost
+from springtide.supervision import end
 
 CLOSE_GRACE_S = 1.0
 """A peer has so long to take what was sent on a lane that is closed."""
@@ -105,9 +106,7 @@ class DataLanes:
         for stream, _ in self._streams.values():
             self._keeper.lay_to_rest(stream)
         self._streams.clear()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await end(self._asking)
         await self._keeper.close()
 
     async def _move(self, batch: Sequence[Slice], timeout_s: float, *, write: bool) -> Completion:

@@ -42,11 +42,14 @@ from springtide.protocol.stages import (
 from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
 from springtide.rpc import stage_pb2
 from springtide.rpc.outgoing import Outgoing
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 30.0
-"""A stage that still has a pass of the last formation to end takes that long at most."""
+"""A stage that still has a pass of the last formation to end takes that long at most, and longer by what its arena takes to be pinned."""
+PINNED_BYTES_PER_S = 1 << 30
+"""Memory of the host is registered with a GPU at several times this rate."""
 END_TIMEOUT_S = 10.0
 """A stage that is not at rest after so long is killed."""
 
@@ -115,6 +118,7 @@ class Formation:
     async def _join(self, stage: Stage, following: GroupJoined | None) -> GroupJoined:
         """`following`: what the stage behind it has said, if there is one."""
         arena, orders = self._arena, self._orders[stage.number - 1]
+        within_s = JOIN_TIMEOUT_S + arena.num_slots * self._runner.kv_spec.bytes_per_slot / PINNED_BYTES_PER_S
         orders.put(
             JoinGroup(
                 InstanceId(self._arguments.instance_id),
@@ -126,13 +130,13 @@ class Formation:
         )
         call = stage.stub.Serve(orders.stream())
         try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 report = await call.read()
         except grpc.aio.AioRpcError as error:
             raise PeerLost(f"stage {stage.number} did not join the group: {error.details()}") from error
         except TimeoutError as error:
             await stage.kill()
-            raise PeerLost(f"stage {stage.number} did not join the group within {JOIN_TIMEOUT_S:g} s and was killed") from error
+            raise PeerLost(f"stage {stage.number} did not join the group within {within_s:.0f} s and was killed") from error
         joined = STAGE_REPORT.decode(report) if isinstance(report, stage_pb2.StageReport) else None
         if not isinstance(joined, GroupJoined):
             raise PeerLost(f"stage {stage.number} did not join the group")
@@ -150,9 +154,7 @@ class Formation:
             self._broken.set_result(PeerLost("the group was dissolved"))
         for orders in self._orders:
             orders.end()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._thread.at_rest()
         if self._reading:
             # A call whose reader is cancelled is cancelled: they read until the stages have ended.

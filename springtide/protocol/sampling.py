@@ -129,8 +129,6 @@ class SamplingParams:
         for name, low in (("top_k", 0), ("seed", 0), ("max_tokens", 1), ("min_tokens", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}")
-        if self.top_p == 0.0:
-            raise ValueError("top_p must be above 0, not 0")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, which is {self.max_tokens}, not {self.min_tokens}")
         if not all(self.bad_words):

@@ -170,6 +170,32 @@ async def test_a_path_is_lost_by_silence_and_not_by_a_stop_of_this_process() -> 
     assert [type(error) for error in lost] == [PathLost]
 
 
+class PairOfADeviceThatIsGone(PairWithoutDevice):
+    """Of which the driver answers nothing but errors."""
+
+    def arm(self) -> None:
+        raise SpringtideError("mlx5_0 does not announce completions")
+
+    def poll(self, most: int) -> list[WorkCompletion]:
+        raise SpringtideError("mlx5_0 does not tell what is completed")
+
+    def take_event(self) -> None:
+        os.eventfd_read(self.fd)
+
+
+@pytest.mark.parametrize("how", ["an event", "a look"])
+async def test_a_path_is_lost_when_its_device_is_gone(how: str) -> None:
+    pair, lost = PairOfADeviceThatIsGone(), list[SpringtideError]()
+    silence_s = 0.4 if how == "a look" else 3600.0
+    path = RdmaPath(pair, "a path", lambda *message: None, lambda path, error: lost.append(error), silence_s)  # type: ignore[arg-type]
+    working = path.post([WorkRequest(Opcode.WRITE)])
+    if how == "an event":
+        os.eventfd_write(pair.fd, 1)
+    with pytest.raises(PathLost, match="a path: mlx5_0 does not"):
+        await asyncio.wait_for(working, 20)
+    assert [type(error) for error in lost] == [PathLost]
+
+
 def test_a_machine_without_devices_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("messenger.rdma.ports.kernel_devices", list)
     with pytest.raises(RdmaUnavailable, match="no RDMA device"):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kvstore.server.shared.context import StoreContext
 from messenger.base import Identity
 from springtide.ids import AttemptId
-from springtide.supervision import supervised
+from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,7 @@ class EngineFencing:
             task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     async def _wait_for(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
         loop = asyncio.get_running_loop()

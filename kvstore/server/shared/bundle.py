@@ -38,7 +38,7 @@ from springtide.rpc import channels
 from springtide.rpc import layer_store_pb2 as pb
 from springtide.rpc.layer_store_pb2_grpc import LayerStoreStub
 from springtide.rpc.outgoing import Outgoing
-from springtide.supervision import first_of
+from springtide.supervision import end, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +141,7 @@ class LayerStoreLink(Mover):
         """Lets it go: its process ends."""
         self._over = True
         self._orders.end()
-        self._hearing.cancel()
-        await asyncio.gather(self._hearing, return_exceptions=True)
+        await end(self._hearing)
         self._call.cancel()
         await self._channel.close(None)
 

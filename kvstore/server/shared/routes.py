@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from kvstore.core.stripes import Stripe, cut
 from messenger.base import Completion, Connection, Endpoint, Slice
@@ -44,6 +45,8 @@ class MessengerMover(Mover):
         self._messenger = messenger
         self._unsettled: dict[int, set[Connection]] = {}
         """By incarnations of peers: connections by which a write failed or was cancelled, of which something may land yet."""
+        self._draining: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """One at a time for a peer: a second that found nothing left to wait for would return before the first has."""
 
     async def move(self, endpoint: Endpoint, reads: bool, batch: Sequence[Slice], timeout_s: float) -> Completion:
         connection = await self._messenger.connect(endpoint)
@@ -56,14 +59,15 @@ class MessengerMover(Mover):
             raise
 
     async def drain(self, endpoint: Endpoint) -> None:
-        unsettled = self._unsettled.pop(endpoint.incarnation, set())
-        try:
-            for connection in tuple(unsettled):
-                await connection.drain()
-                unsettled.discard(connection)
-        finally:
-            if unsettled:
-                self._unsettled.setdefault(endpoint.incarnation, set()).update(unsettled)
+        async with self._draining.setdefault(endpoint.incarnation, asyncio.Lock()):
+            unsettled = self._unsettled.pop(endpoint.incarnation, set())
+            try:
+                for connection in tuple(unsettled):
+                    await connection.drain()
+                    unsettled.discard(connection)
+            finally:
+                if unsettled:
+                    self._unsettled.setdefault(endpoint.incarnation, set()).update(unsettled)
 
 
 class StripedRoute(StoreRoute):

@@ -9,6 +9,7 @@ from typing import Any
 from kvstore.server.transfer.fetch import PrefixFetch
 from kvstore.server.transfer.hand_over import HandOverWriter
 from springtide.ids import AttemptId
+from springtide.supervision import end
 
 
 class AttemptTransfers:
@@ -37,9 +38,7 @@ class AttemptTransfers:
             await hand_over.ended.wait()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def _start(self, work: Coroutine[Any, Any, None], forget: Callable[[], object], on_error: Callable[[BaseException], None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.ssd import Ssd
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, new_id
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +49,7 @@ class Promotion:
             task.result()
 
     async def close(self) -> None:
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._in_flight.values())
 
     async def _promote(self, ssd: Ssd, keys: Sequence[BlockKey], tenant: str) -> None:
         pool, attempt_id = self._shared.pool, AttemptId(new_id("promotion"))

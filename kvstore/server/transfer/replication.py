@@ -15,6 +15,7 @@ from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, new_id
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.storage import Replicated
+from springtide.supervision import end
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,7 @@ class Replicator:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._in_flight.values())
 
     def _ended(self, key: BlockKey, task: asyncio.Task[Replicated]) -> None:
         del self._in_flight[key]
