@@ -18,8 +18,8 @@ UNCOMMITTED = "uncommitted"
 """In the place of a hash, of a package whose files are not as committed."""
 
 _STORE = ("springtide", "messenger", "kvstore")
-_CORES = (*_STORE, "node_runtime", "prefill_node", "decode_node", "conductor", "gateway", "simulator")
-_CLUSTER = (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node", "conductor", "gateway", "deploy")
+_CORES = (*_STORE, "node_runtime", "prefill_node", "decode_node", "mixed_node", "conductor", "gateway", "simulator")
+_CLUSTER = (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node", "mixed_node", "conductor", "gateway", "deploy")
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "batches": _CLUSTER,
     "cluster": _CLUSTER,

@@ -23,11 +23,11 @@ from simulator.workload import read_trace
 Summary = dict[str, Any]
 
 TTFT_SLO_MS, TBT_SLO_MS = 2000.0, 100.0
-CLUSTERS = {4: (2, 2), 8: (6, 2)}
-"""Prefill and decode instances of so many workers."""
+WORKERS = (4, 8)
+"""Each side's engines, all of which prefill and decode."""
 SPEEDS = (1.0, 2.0, 3.0)
-CHUNK_TOKENS = 6144
-"""Near where the mocker's polynomial is cheapest by the token. Its own engines take up to 8,192 tokens in a pass."""
+CHUNK_TOKENS = 8192
+"""As the mocker's own engines take in a pass at most."""
 GAP_CLOSED = 0.5
 """At the highest speed: of the requests that Dynamo's goodput lacks, ours is to have so many."""
 DEFAULT, NOTHING_REFUSED = "early-rejection-predicted", "baseline"
@@ -41,28 +41,27 @@ TIMES = (
 PEER_RUNS = 5
 """The mocker's goodput varies from run to run."""
 NOTES = (
-    "Ours: the simulator with the Conductor as it is by default (kvcache-centric, early rejection based on prediction), disaggregated "
-    f"({', '.join(f'{p} prefill + {d} decode for {workers} workers' for workers, (p, d) in CLUSTERS.items())}), chunks of {CHUNK_TOKENS} "
-    "tokens, the trace's own blocks; it comes out the same each time. Nothing refused: the same with admission `baseline`, and Dynamo "
+    "Ours: the simulator with the Conductor as it is by default (kvcache-centric, early rejection based on prediction), every worker an "
+    f"instance that prefills and decodes (`--instances`), chunks of {CHUNK_TOKENS} tokens, as large as the mocker's passes, "
+    "the trace's own blocks; it comes out the same each time. Nothing refused: the same with admission "
+    "`baseline`, and Dynamo "
     f"refuses nothing either. Dynamo: run_mocker_trace_replay, offline, KV router, every worker doing both; {PEER_RUNS} runs of each case, "
     f"of which the median is compared. Times of passes and steps, KV capacity of a worker ({NUM_BLOCKS} blocks of {BLOCK_TOKENS}) and "
     f"links are the mocker's on both sides; ours moves KV besides. Goodput: requests within {TTFT_SLO_MS / 1000:g} s to the first token "
     f"and {TBT_SLO_MS:g} ms a token in the mean. Times are compared where nothing is refused: with the default admission they are those of "
-    "fewer requests, for it refuses what it predicts to miss its objective. Splits and chunk were chosen for the conversation trace and "
-    "these times, and Dynamo has its defaults: 3 + 1 is better at 1 x and worse above, chunks of 8,192 tokens are some 20 requests of "
-    "goodput worse at 3 x."
+    "fewer requests, for it refuses what it predicts to miss its objective. Dynamo has its defaults; it is not told of the objectives."
 )
 
 
 def ours(trace: Path, workers: int, speed: float, admission: str) -> Summary:
-    prefill, decode = CLUSTERS[workers]
     config = {
         "slo.ttft_ms": TTFT_SLO_MS,
         "slo.tbt_ms": TBT_SLO_MS,
         "prefill_node.chunk_tokens": CHUNK_TOKENS,
         "conductor.admission": admission,
     }
-    summary: Summary = simulate(Plan(read_trace(trace).sped_up(speed), mocker_hardware(), prefill, decode, config=config))["summary"]
+    plan = Plan(read_trace(trace).sped_up(speed), mocker_hardware(), prefill=0, decode=0, instances=workers, config=config)
+    summary: Summary = simulate(plan)["summary"]
     return summary
 
 
@@ -114,18 +113,18 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, required=True, help="JSONL of the Mooncake project")
     trace = parser.parse_args(arguments).trace.resolve()
-    cases = list(product(CLUSTERS, SPEEDS, (DEFAULT, NOTHING_REFUSED)))
+    cases = list(product(WORKERS, SPEEDS, (DEFAULT, NOTHING_REFUSED)))
     console.print(f"{trace.stem} in the simulator, {len(cases)} times")
     with ProcessPoolExecutor(2) as workers_pool:
         mine = dict(zip(cases, workers_pool.map(ours, [trace] * len(cases), *zip(*cases, strict=True)), strict=True))
     made: list[Row] = []
-    for workers, speed in product(CLUSTERS, SPEEDS):
+    for workers, speed in product(WORKERS, SPEEDS):
         console.print(f"{name_of(workers, speed)}: Dynamo, {PEER_RUNS} times")
         peers = [theirs(trace, workers, speed) for _ in range(PEER_RUNS)]
         default, nothing_refused = (mine[workers, speed, admission] for admission in (DEFAULT, NOTHING_REFUSED))
         made += rows(name_of(workers, speed), speed, default, nothing_refused, peers)
     show(f"Replay of {trace.stem}", made)
-    headlines = [f"goodput: {name_of(workers, max(SPEEDS))}" for workers in CLUSTERS]
+    headlines = [f"goodput: {name_of(workers, max(SPEEDS))}" for workers in WORKERS]
     print(write(f"replay-{trace.stem}", f"make bench-replay ARGS='--trace {trace.name}'", made, NOTES, headlines))
 
 

@@ -50,8 +50,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see doc
 @app.command()
 def up(
     config: ConfigFile = None,
-    prefill: Annotated[int | None, typer.Option(help="prefill nodes")] = None,
-    decode: Annotated[int | None, typer.Option(help="decode nodes")] = None,
+    instances: Annotated[int | None, typer.Option(help="nodes that prefill, decode or do both, as each request is served best")] = None,
+    prefill: Annotated[int | None, typer.Option(help="prefill nodes; default: 1, none with --instances")] = None,
+    decode: Annotated[int | None, typer.Option(help="decode nodes; the same")] = None,
     model: Annotated[str | None, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="the name that clients use")] = None,
     dtype: Annotated[str | None, typer.Option(help=names_of(DtypeName))] = None,
@@ -85,6 +86,7 @@ def up(
     if die_with_parent:
         signal_on_parent_death()
     options = {
+        "instances": instances,
         "prefill": prefill,
         "decode": decode,
         "model": model,

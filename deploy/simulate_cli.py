@@ -19,9 +19,12 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="of a generated workload")] = 0,
     requests: Annotated[int | None, typer.Option(min=1, help="only the first so many")] = None,
     speed: Annotated[float, typer.Option(min=0.001, help="requests arrive so many times as fast")] = 1.0,
-    prefill: Annotated[int, typer.Option(min=1, help="prefill instances")] = 8,
-    decode: Annotated[int, typer.Option(min=1, help="decode instances")] = 8,
-    coupled: Annotated[int, typer.Option(min=0, help="instead, so many instances that do both (continuous batching, chunked prefill)")] = 0,
+    instances: Annotated[int, typer.Option(min=0, help="so many that prefill, decode or do both, as each request is served best")] = 0,
+    prefill: Annotated[int | None, typer.Option(min=0, help="prefill instances; default: 8, none with --instances")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="decode instances; the same")] = None,
+    coupled: Annotated[
+        int, typer.Option(min=0, help="instead, so many of the other architecture (continuous batching, chunked prefill)")
+    ] = 0,
     policy: Annotated[str, typer.Option(help=names_of(PolicyName))] = "kvcache-centric",
     admission: Annotated[str, typer.Option(help=names_of(AdmissionName))] = "early-rejection-predicted",
     hardware: Annotated[str, typer.Option(help=f"{names_of(MachineName)}, or a file of `springtide profile`")] = "a100-llama2-70b",
@@ -38,6 +41,7 @@ def simulate(
     from deploy.commands.simulate import SimulateOptions
     from deploy.commands.simulate import simulate as run
 
+    apart = 0 if instances else 8
     config = {
         "conductor.policy": policy,
         "conductor.admission": admission,
@@ -54,8 +58,9 @@ def simulate(
             seed=seed,
             requests=requests,
             speed=speed,
-            prefill=prefill,
-            decode=decode,
+            instances=instances,
+            prefill=apart if prefill is None else prefill,
+            decode=apart if decode is None else decode,
             coupled=coupled,
             hardware=hardware,
             block_tokens=block_tokens,

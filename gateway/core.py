@@ -244,6 +244,8 @@ class GatewayCore:
             waits=waits,
             refusable=assignment.refusable,
             expected_tokens=assignment.prediction.output_tokens,
+            ttft_budget_ms=state.ttft_budget_ms(assignment, now) if assignment.inlined else 0.0,
+            sources=assignment.sources if assignment.inlined else (),
         )
         actions: list[ev.Action] = [ev.StartAtDecode(assignment.decode, start)]
         if assignment.inlined or waits:

@@ -15,7 +15,7 @@ from springtide.protocol.instances import Role
 
 logger = logging.getLogger(__name__)
 
-_INSTANCE = re.compile(r"(?:(?P<kind>prefill|decode)-(?P<number>\d+))?.*?(?:\.stage-(?P<stage>\d+))?")
+_INSTANCE = re.compile(r"(?:(?P<kind>prefill|decode|instance)-(?P<number>\d+))?.*?(?:\.stage-(?P<stage>\d+))?")
 
 
 def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
@@ -25,10 +25,13 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
     Raises ConfigError when CUDA is asked for and there is none, or fewer cards than ranks."""
     named = _INSTANCE.fullmatch(arguments.instance_id)
     assert named is not None, "the pattern matches everything"
-    config, own = arguments.config, _Engine(Role(named["kind"] or role), int(named["number"] or 0))
+    config, number = arguments.config, int(named["number"] or 0)
+    # Instances that do both come after those that decode alone.
+    own = _Engine(Role.DECODE, config.decode + number) if named["kind"] == "instance" else _Engine(Role(named["kind"] or role), number)
     if named["kind"] is None or own not in _engines(config):
         # As in a pod, on a machine that has joined or on a Ray node, whose names number the cluster's engines.
-        config, own = config.model_copy(update={"prefill": int(role is Role.PREFILL), "decode": int(role is Role.DECODE)}), _Engine(role, 0)
+        alone = {"prefill": int(role is Role.PREFILL), "decode": int(role is Role.DECODE), "instances": 0}
+        config, own = config.model_copy(update=alone), _Engine(role, 0)
     total = count_cards(config.device)
     cards = _cards(config, own, role, total or 1)[int(named["stage"] or 0) % config.prefill_node.stages_of_node]
     if total and len(set(cards)) < len(cards):
@@ -56,7 +59,7 @@ class _Engine(NamedTuple):
 
 def _engines(config: ClusterConfig) -> list[_Engine]:
     """Those that `springtide up` starts on a machine. Any other engine has the machine, or what it sees of its cards, to itself."""
-    counts = {Role.PREFILL: config.prefill, Role.DECODE: config.decode}
+    counts = {Role.PREFILL: config.prefill, Role.DECODE: config.decode + config.instances}
     return [_Engine(role, number) for role, count in counts.items() for number in range(count)]
 
 

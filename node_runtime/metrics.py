@@ -127,6 +127,7 @@ class _Running:
     num_tokens: int
     num_prompt_tokens: int
     continues: bool
+    ends_here: bool
     first_token_at: float = 0.0
     """Here; 0: there is none yet."""
     last_token_at: float = 0.0
@@ -140,7 +141,7 @@ class VllmMetrics:
     def __init__(self, model_name: str, role: Role, clock: Clock) -> None:
         labels = (model_name, _ENGINE)
         self._clock = clock
-        self._ends_requests = role is Role.DECODE
+        self._role = role
         self._running: dict[AttemptId, _Running] = {}
         self._num_running = RUNNING.labels(*labels)
         self._num_waiting = WAITING.labels(*labels)
@@ -166,9 +167,11 @@ class VllmMetrics:
         CACHE_CONFIG.clear()
         CACHE_CONFIG.labels(str(spec.block_tokens), spec.dtype, "True", _ENGINE, str(num_slots)).set(1)
 
-    def started(self, request: Request) -> None:
-        now = self._clock.now()
-        self._running[request.attempt_id] = _Running(now - request.age_s, request.num_tokens, request.num_prompt_tokens, request.continues)
+    def started(self, request: Request, role: Role | None = None) -> None:
+        """`role`: in which the engine was asked; None: in its own."""
+        arrived_at, ends_here = self._clock.now() - request.age_s, (role or self._role) is Role.DECODE
+        running = _Running(arrived_at, request.num_tokens, request.num_prompt_tokens, request.continues, ends_here)
+        self._running[request.attempt_id] = running
 
     def prefilled(self, done: PrefillDone) -> None:
         """The prompt's passes are over, and its next token is sampled."""
@@ -236,5 +239,6 @@ class VllmMetrics:
         self._num_waiting.set(load.waiting + num_held)
         self._usage.set(1 - load.slots_available / load.slots_total if load.slots_total else 0.0)
         for attempt_id in self._running.keys() - load.attempt_ids:
-            if self._running.pop(attempt_id).num_output_tokens and self._ends_requests:
+            gone = self._running.pop(attempt_id)
+            if gone.num_output_tokens and gone.ends_here:
                 self._ended["abort"].inc()

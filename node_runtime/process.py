@@ -7,8 +7,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from grpc_health.v1 import health_pb2
@@ -43,9 +43,11 @@ Prepare: TypeAlias = Callable[[ModelThread], Coroutine[Any, Any, Engine]]
 """Loads, warms up and measures; returns an engine that is ready to run. Cancelled when the process is to stop before that."""
 
 
-async def serve(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
-    """Runs an engine until `stop`, or an error of its core, which is raised. Does not return after an order to switch the role. `threads`:
-    the configured number; None shares the machine's cores."""
+async def serve(
+    arguments: ProcessArguments, names: Mapping[Role, InstanceId], threads: int | None, prepare: Prepare, stop: asyncio.Event
+) -> None:
+    """Runs an engine until `stop`, or an error of its core, which is raised. Does not return after an order to switch the role. `names`: by
+    which the Conductor knows it, in each of its roles. `threads`: the configured number; None shares the machine's cores."""
     credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
     engine: Engine | None = None
@@ -61,7 +63,7 @@ async def serve(arguments: ProcessArguments, role: Role, threads: int | None, pr
         await server.start()
         kernels = engine.runner.model.backend.kernels
         metrics_address = serve_metrics(credentials, arguments.bind_host, arguments.metrics_port)
-        member = _Announcement(arguments, role, kernels, address, metrics_address, ready)
+        member = _Announcement(arguments, names, kernels, address, metrics_address, ready)
         attached = asyncio.create_task(_stay_connected(arguments, engine, member), name="attached to the store")
         try:
             await first_of(
@@ -94,14 +96,14 @@ class _Announcement:
     """Makes the instance known while it can take requests."""
 
     arguments: ProcessArguments
-    role: Role
+    names: Mapping[Role, InstanceId]
     kernels: str
     """What the model is computed with, as of engine.backends.base.Backend."""
     address: str
     metrics_address: str
     health: Any
     """grpc_health's servicer, whose type has no stubs."""
-    membership: Membership | None = None
+    memberships: list[Membership] = field(default_factory=list)
     over: bool = False
     """It is not to be made known any more."""
 
@@ -123,19 +125,21 @@ class _Announcement:
             "bytes_per_token": str(spec.bytes_per_token),
             "kernels": self.kernels,
         }
-        self.membership = Membership.of(config, credentials_of(config))
-        await self.membership.announce(
-            Member(
-                role="prefill" if self.role is Role.PREFILL else "decode",
-                member_id=arguments.instance_id,
-                incarnation=incarnation,
-                address=self.address,
-                node_id=arguments.node_id,
-                metrics_address=self.metrics_address,
-                pid=os.getpid(),
-                details=details,
+        for role, name in self.names.items():
+            membership = Membership.of(config, credentials_of(config))
+            self.memberships.append(membership)
+            await membership.announce(
+                Member(
+                    role="prefill" if role is Role.PREFILL else "decode",
+                    member_id=name,
+                    incarnation=incarnation,
+                    address=self.address,
+                    node_id=arguments.node_id,
+                    metrics_address=self.metrics_address,
+                    pid=os.getpid(),
+                    details=details,
+                )
             )
-        )
 
     async def end(self) -> None:
         """Withdraws it for good."""
@@ -144,9 +148,8 @@ class _Announcement:
 
     async def withdraw(self) -> None:
         await self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        if self.membership is not None:
-            await self.membership.close()
-            self.membership = None
+        while self.memberships:
+            await self.memberships.pop().close()
 
 
 async def _leave(engine: Engine, announcement: _Announcement, clock: Clock) -> None:
@@ -161,7 +164,7 @@ async def _drain_when_told(stop: asyncio.Event, drain_s: float, engine: Engine, 
     await _told(stop)
     if drain_s > 0:
         logger.info("is to stop: takes no more work, and ends what it has within %.1f s", drain_s)
-        engine.servicer.leave()
+        engine.leave()
         await _drain(engine, announcement, drain_s, clock)
 
 

@@ -18,7 +18,7 @@ from springtide.protocol.instances import Role, RoleSwitch
 
 logger = logging.getLogger(__name__)
 
-_PROGRAMS = {Role.PREFILL: "prefill_node", Role.DECODE: "decode_node"}
+_PROGRAMS = {Role.PREFILL: "prefill_node", Role.DECODE: "mixed_node"}
 """Modules that are run, not imported."""
 LOOK_EVERY_S = 0.05
 _QUIET_S = 0.5

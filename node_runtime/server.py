@@ -23,7 +23,7 @@ from node_runtime.metrics import VllmMetrics
 from node_runtime.model_thread import ObservedSpan
 from node_runtime.neighbours import Neighbours
 from node_runtime.role_switch import PendingSwitch
-from node_runtime.servicer import EngineService, EngineServicer, check_request
+from node_runtime.servicer import EngineService, EngineServicer, check_start
 from node_runtime.slot_claims import SlotUse
 from springtide.clock import Tick
 from springtide.errors import PeerLost
@@ -84,18 +84,26 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
 
     def __init__(
-        self, service: EngineService[StartT, UpdateT], parts: Parts, core: Core[StartT, UpdateT, EventT, ActionT], grammars: Grammars
+        self,
+        service: EngineService[StartT, UpdateT],
+        parts: Parts,
+        core: Core[StartT, UpdateT, EventT, ActionT],
+        grammars: Grammars,
+        keeps_role: str = "",
     ) -> None:
+        """`keeps_role`: as of PendingSwitch."""
         arguments = parts.arguments
         self.runner = parts.runner
         self.thread = parts.thread
         self.link: StoreLink | None = None
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
-        check = partial(check_request, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
-        keeps_role = "its node's store has some of the layers alone" if arguments.config.prefill_node.spread_stages else ""
+        self.check = partial(check_start, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
+        """Raises InvalidRequest for what can never succeed."""
+        if arguments.config.prefill_node.spread_stages:
+            keeps_role = "its node's store has some of the layers alone"
         self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(
-            service, check, self._commanded, self.load_report, parts.clock, keeps_role
+            service, self.check, self._commanded, self.load_report, parts.clock, keeps_role
         )
         self._service: EngineService[StartT, UpdateT] = service
         self._core: Core[StartT, UpdateT, EventT, ActionT] = core
@@ -119,6 +127,14 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         """Adds the kind's service to the server."""
         self.servicer.register(server)
 
+    def leave(self) -> None:
+        """Takes no more work from here on, and says so."""
+        self.servicer.leave()
+
+    def note_change(self) -> None:
+        """The load may have changed."""
+        self.servicer.note_change()
+
     async def run(self) -> None:
         """Runs until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
         ticking, looking = supervised(self._tick, "tick"), supervised(self._look_beside, "neighbours")
@@ -132,7 +148,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
                 self.handled(event)
                 if isinstance(event, Tick):
                     self._ticked()
-                self.servicer.note_change()
+                self.note_change()
         finally:
             ticking.cancel()
             looking.cancel()
@@ -210,10 +226,18 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         signs: defaultdict[int, list[AttemptSign]] = defaultdict(list)
         of_core = list(self._core.signs())
         self._held.keep_compiled({sign.attempt_id for _, sign in of_core})
-        for session, sign in chain(of_core, self._held.signs()):
+        for session, sign in chain(of_core, self.held_signs()):
             signs[session].append(sign)
         for session, its in signs.items():
-            self.servicer.send(session, self._service.signs(AttemptSigns(tuple(its))))
+            self.send_signs(session, AttemptSigns(tuple(its)))
+
+    def held_signs(self) -> Iterable[tuple[int, AttemptSign]]:
+        """Of the attempts that wait for their grammars."""
+        return self._held.signs()
+
+    def send_signs(self, session: int, signs: AttemptSigns) -> None:
+        """Sends signs of its attempts to the gateway of the session."""
+        self.servicer.send(session, self._service.signs(signs))
 
     # ---- the kind's own ----
 
@@ -252,13 +276,17 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self._held) > 0 or self._core.has_work
+        return self.num_held > 0 or self._core.has_work
 
     def load(self) -> Load:
         """How the engine is doing as its core sees it. Of a store that is away or silent, no slots are offered: their total is 0."""
+        return self._core.load(*self.slots())
+
+    def slots(self) -> tuple[int, int]:
+        """All that the store has, and those that are available."""
         offers = self._store_silent_s < OFFERS_UNTIL * self._silence_s
         slots_total = self.link.num_slots if self.link is not None and offers else 0
-        return self._core.load(slots_total, self.store_load.slots_available)
+        return slots_total, self.store_load.slots_available
 
     @property
     def num_held(self) -> int:

@@ -22,7 +22,7 @@ from springtide.protocol import wire
 from springtide.protocol.codec import Decoder, Encoder
 from springtide.protocol.instances import LoadReport, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSigns, Failure, FailureCode
-from springtide.protocol.starts import AbortAttempt, Request
+from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
 from springtide.rpc import node_pb2
 from springtide.trace_context import TRACE_IDS
 
@@ -55,21 +55,25 @@ class EngineServicer(Generic[StartT, UpdateT]):
     def __init__(
         self,
         service: EngineService[StartT, UpdateT],
-        check: Callable[[Request], None],
+        check: Callable[[StartT], None],
         tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None],
         report: Callable[[], LoadReport],
         clock: Clock,
         keeps_role: str = "",
+        first_session: int = 1,
     ) -> None:
-        """`check` raises InvalidRequest for what can never succeed. All are called in the event loop. `keeps_role`: as of PendingSwitch."""
+        """`check` raises InvalidRequest for what can never succeed. All are called in the event loop. `keeps_role`: as of PendingSwitch.
+        `first_session`: as of GatewaySessions."""
         self.pending_switch = PendingSwitch(service.role, keeps_role)
         self._service: EngineService[StartT, UpdateT] = service
-        self._check = check
+        self._check: Callable[[StartT], None] = check
         self._tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None] = tell
         self._report = report
         self._clock = clock
         self._changes = Changes()
-        self._sessions: GatewaySessions[Any, UpdateT] = GatewaySessions(self._on_command, lambda session: tell(SessionEnded(session)))
+        self._sessions: GatewaySessions[Any, UpdateT] = GatewaySessions(
+            self._on_command, lambda session: tell(SessionEnded(session)), first_session
+        )
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to the server."""
@@ -78,6 +82,10 @@ class EngineServicer(Generic[StartT, UpdateT]):
     def send(self, session: int, update: UpdateT) -> None:
         """Sends without waiting. To a session that has ended: nowhere."""
         self._sessions.send(session, update)
+
+    def serves(self, session: int) -> bool:
+        """Whether it is one of this service's."""
+        return session in self._sessions
 
     def note_change(self) -> None:
         """The load may have changed."""
@@ -111,7 +119,7 @@ class EngineServicer(Generic[StartT, UpdateT]):
         try:
             command = self._service.commands.decode(message)
             if not isinstance(command, AbortAttempt):
-                self._check(command.request)
+                self._check(command)
         except (ValueError, InvalidRequest) as error:
             failure = Failure(FailureCode.INVALID, str(error))
             self.send(session, self._service.failed(AttemptFailed(message.start.request.attempt_id, failure)))
@@ -126,8 +134,11 @@ class EngineServicer(Generic[StartT, UpdateT]):
         self._tell(Start(session, command))
 
 
-def check_request(request: Request, info: ModelInfo, block_tokens: int) -> None:
+def check_start(start: PrefillStart | DecodeStart, info: ModelInfo, block_tokens: int) -> None:
     """Checks an attempt's input against the model. Raises InvalidRequest, naming the field and the value."""
+    if isinstance(start, PrefillStart) and start.stays:
+        raise InvalidRequest("decode_store_address must not be empty", param="decode_store_address")
+    request = start.request
     if request.block_tokens != block_tokens:
         raise InvalidRequest(f"block_tokens must be {block_tokens}, as here, not {request.block_tokens}", param="block_tokens")
     if max(request.token_ids) >= info.vocab_size:
@@ -145,12 +156,16 @@ def check_request(request: Request, info: ModelInfo, block_tokens: int) -> None:
 class GatewaySessions(Generic[CommandT, OutgoingT]):
     """Gateways' sessions with an engine: numbered, each with a queue of updates on their way out."""
 
-    def __init__(self, on_command: Callable[[int, CommandT], None], on_end: Callable[[int], None]) -> None:
-        """`on_command(session, command)` and `on_end(session)` are called in the event loop."""
+    def __init__(self, on_command: Callable[[int, CommandT], None], on_end: Callable[[int], None], first: int = 1) -> None:
+        """`on_command(session, command)` and `on_end(session)` are called in the event loop. `first`: the number of the first, 1 or 2; an
+        engine's two services have the odd ones and the even ones."""
         self._on_command = on_command
         self._on_end = on_end
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(first, 2)
         self._outgoing: dict[int, asyncio.Queue[OutgoingT | None]] = {}
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._outgoing
 
     def send(self, session: int, update: OutgoingT) -> None:
         """Sends without waiting. To a session that has ended: nowhere."""

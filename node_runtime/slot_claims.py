@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from math import inf
 from typing import TypeVar
 
 from engine.batch import Int32Array
@@ -73,6 +74,11 @@ class SlotClaims:
 
     def __iter__(self) -> Iterator[AttemptId]:
         return iter(self._claims)
+
+    @property
+    def oldest_at(self) -> float:
+        """When the request of the oldest that waits for the pool arrived at its gateway; inf: nobody does."""
+        return min((claim.requested_at for claim in self._claims.values() if not claim.quota_used), default=inf)
 
     def store_connected(self, num_slots: int, pages: int | None) -> None:
         """There is a store, all of whose slots are available."""
@@ -225,14 +231,16 @@ class SlotUse:
         self._users.clear()
 
 
-def within_pages(chosen: Sequence[T], slots_of: Callable[[T], Sequence[int]], pages: int | None) -> Sequence[T]:
-    """The first of `chosen` whose slots, those that several have counted once, are at most as many as an engine's device has `pages` (None:
-    no matter how many); one of them in any case."""
-    if pages is None or sum(len(slots_of(one)) for one in chosen) <= pages:
+def within_pages(
+    chosen: Sequence[T], slots_of: Callable[[T], Sequence[int]], pages: int | None, taken: Sequence[int] | None = None
+) -> Sequence[T]:
+    """The first of `chosen` whose slots, those that several have counted once, are with those `taken` at most as many as an engine's device
+    has `pages` (None: no matter how many); one of them in any case where none are taken."""
+    if pages is None or sum(len(slots_of(one)) for one in chosen) + len(taken or ()) <= pages:
         return chosen
-    held: set[int] = set()
+    held = set(taken or ())
     for count, one in enumerate(chosen):
         held.update(slots_of(one))
         if len(held) > pages:
-            return chosen[: max(count, 1)]
+            return chosen[: max(count, 1 if taken is None else 0)]
     return chosen

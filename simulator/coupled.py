@@ -96,9 +96,8 @@ class _Instance:
             self._steps = (now, count)
             self._iteration = self._loop.at(now + hardware.steps_ms(batch, context, count) / 1000, self._stepped)
             return
-        passes = [(tokens, sequence.computed) for sequence, tokens in rows] + [(1, 0)] * batch
-        attention_ms = hardware.step_ms(batch, context) - hardware.step_ms(batch, 0) if batch else 0.0
-        self._iteration = self._loop.at(now + (hardware.pass_ms(passes) + attention_ms) / 1000, lambda: self._mixed(rows))
+        mixed_ms = hardware.mixed_ms([(tokens, sequence.computed) for sequence, tokens in rows], batch, context)
+        self._iteration = self._loop.at(now + mixed_ms / 1000, lambda: self._mixed(rows))
 
     def _admit(self) -> None:
         block_tokens = self._options.block_tokens

@@ -30,12 +30,14 @@ _BYTES_OF_A_VALUE = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A cluster of `prefill` + `decode` instances; with `coupled`, of so many that do both instead."""
+    """A cluster of `prefill` + `decode` instances and `instances` that do both; with `coupled`, of so many of the other architecture
+    instead."""
 
     workload: Workload
     hardware: Hardware
     prefill: int = 8
     decode: int = 8
+    instances: int = 0
     coupled: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings of docs/configuration.md by their dotted names, such as `conductor.policy`; what is not there is as in `config_of`."""
@@ -103,7 +105,7 @@ def simulate(plan: Plan) -> dict[str, Any]:
         options = CoupledOptions(plan.hardware, plan.coupled, plan.workload.block_tokens, batch_tokens, plan.decode_tokens)
         records, series, done = run_coupled(plan.workload, options), {}, {}
     else:
-        settings |= {"prefill": plan.prefill, "decode": plan.decode}
+        settings |= {"prefill": plan.prefill, "decode": plan.decode, "instances": plan.instances}
         settings |= {"policy": config.conductor.policy, "admission": config.conductor.admission}
         cluster = Cluster(plan.workload, options_of(plan))
         cluster.run()
@@ -128,6 +130,7 @@ def options_of(plan: Plan) -> ClusterOptions:
         hardware=plan.hardware,
         prefill=plan.prefill,
         decode=plan.decode,
+        instances=plan.instances,
         conductor=ConductorSettings.of(config, _model_info(plan.hardware)),
         stage_shares=_stage_shares(config.prefill_node, plan.hardware.num_layers),
         eviction=config.kv.eviction,

@@ -49,12 +49,13 @@ class Chunking:
         """The time of a pass, beside its fixed part."""
         return self.cost.per_token_ms * new_tokens + self.cost.per_pair_ms * pairs(new_tokens, cached_tokens)
 
-    def next_chunk(self, cached_tokens: int, tokens: int, budget_ms: float) -> int:
-        """The most tokens after `cached_tokens` that `tokens` and the time allow, though not too few."""
+    def next_chunk(self, cached_tokens: int, tokens: int, budget_ms: float, least_tokens: int | None = None) -> int:
+        """The most tokens after `cached_tokens` that `tokens` and the time allow, though not too few: `least_tokens`, None for those of all
+        chunks."""
         fitting = min(tokens, self._fitting(cached_tokens, budget_ms))
         if ROUND_FROM <= fitting < tokens:
             fitting -= fitting % ROUND_TO
-        return min(tokens, max(fitting, self.least_tokens))
+        return min(tokens, max(fitting, self.least_tokens if least_tokens is None else least_tokens))
 
     def prompt_ms(self, new_tokens: int, cached_tokens: int) -> float:
         """The time of the passes of `new_tokens` >= 1 after `cached_tokens`: the first takes its way through all stages, each further one

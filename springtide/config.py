@@ -530,8 +530,25 @@ class ClusterConfig(Section):
     max_context: int | None = Field(
         None, ge=1, description="default: the model's own context length, or what `kv.arena_size` holds where that is less"
     )
-    prefill: int = Field(1, ge=0, le=64, description="prefill groups on this machine; with `ray.address`, the least number on Ray")
-    decode: int = Field(1, ge=0, le=64, description="decode nodes on this machine; with `ray.address`, the least number on Ray")
+    instances: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="instances on this machine that prefill, decode or do both, as each request is served best: an engine each, with the "
+        "threads, cards and ranks that `decode_node` says; not with `ray.address`",
+    )
+    prefill: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="prefill groups on this machine, by default none beside `instances`; with `ray.address`, the least number on Ray",
+    )
+    decode: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="decode nodes on this machine, by default none beside `instances`; with `ray.address`, the least number on Ray",
+    )
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
     cluster_secret: SecretStr | None = Field(
         None,
@@ -595,6 +612,14 @@ class ClusterConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_split(cls, values: Any) -> Any:
+        # The environment has numbers as text.
+        if isinstance(values, dict) and str(values.get("instances", 0)).strip() not in ("0", "None"):
+            return {"prefill": 0, "decode": 0, **values}
+        return values
+
     @field_validator("address")
     @classmethod
     def _one_address(cls, value: str) -> str:
@@ -619,7 +644,17 @@ class ClusterConfig(Section):
     @property
     def num_engines(self) -> int:
         """The number of this machine's processes that run the model."""
-        return self.prefill * self.prefill_node.engines_of_node + self.decode * self.decode_node.engines_of_node
+        return self.prefill * self.prefill_node.engines_of_node + (self.decode + self.instances) * self.decode_node.engines_of_node
+
+    @property
+    def num_nodes(self) -> int:
+        """This machine's engines with a store beside each."""
+        return self.prefill + self.decode + self.instances
+
+    @property
+    def serves_alone(self) -> bool:
+        """Whether this machine has what it takes to serve a request."""
+        return self.instances > 0 or (self.prefill > 0 and self.decode > 0)
 
 
 def write_config(config: ClusterConfig, path: Path) -> None:

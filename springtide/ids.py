@@ -23,6 +23,11 @@ def new_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63) | 1)
 
 
+def prefill_side(instance_id: InstanceId) -> InstanceId:
+    """What the Conductor calls an engine of both roles as a prefill instance; as a decode node, it has the name itself."""
+    return InstanceId(f"{instance_id}.prefill")
+
+
 def new_id(prefix: str) -> str:
     """A unique id such as `req-9f8a…` (96 random bits)."""
     return f"{prefix}-{secrets.token_hex(12)}"

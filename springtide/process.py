@@ -51,6 +51,8 @@ class ProcessArguments:
     """Of a prefill group whose stages are on nodes of their own: which one is here."""
     beat_file: Path | None = None
     """Touched every second for as long as the event loop turns."""
+    prefills: bool = False
+    """An engine that decodes prefills for all, too."""
 
     @property
     def store_socket(self) -> Path:
@@ -78,6 +80,7 @@ def parse_arguments(description: str) -> ProcessArguments:
     parser.add_argument("--bind-host", default="127.0.0.1", help="address to serve on and to be reached at")
     parser.add_argument("--metrics-port", type=int, default=0, help="port of this process's metrics; default: a free one")
     parser.add_argument("--stage", type=int, default=0, help="which stage of a prefill group over several nodes is here")
+    parser.add_argument("--prefills", action="store_true", help="an engine that decodes prefills for all, too")
     parser.add_argument("--beat-file", type=Path, help="a file to touch every second, by which others see that this process does not hang")
     arguments = parser.parse_args()
     return ProcessArguments(
@@ -90,6 +93,7 @@ def parse_arguments(description: str) -> ProcessArguments:
         metrics_port=arguments.metrics_port,
         stage=arguments.stage,
         beat_file=arguments.beat_file,
+        prefills=arguments.prefills,
     )
 
 

@@ -15,7 +15,7 @@ SOURCE = re.compile(r"`([\w.*-]+(?:/[\w.*-]+)*(?:\.(?:py|pyi|c|h|proto|md)|/))`"
 """A source file, or a folder."""
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 PLACEHOLDERS = ("NAME", "RUN_DIR", "TMPDIR", "P/")
-PACKAGES_OF = {"models": ("engine",), "node_runtime": ("node_runtime", "prefill_node", "decode_node")}
+PACKAGES_OF = {"models": ("engine",), "node_runtime": ("node_runtime", "prefill_node", "decode_node", "mixed_node")}
 """The packages that a page is about, where that is not the one of its name."""
 
 

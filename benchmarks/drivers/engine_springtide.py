@@ -226,7 +226,7 @@ class SpringtideEngine(EngineJob):
     def _prefilled(self, requests: Sequence[Request]) -> list[PrefillDone]:
         """What the prefill node says of each."""
         for request in requests:
-            self._prefill.tell(Start(SESSION, PrefillStart(request, "", DECODE, ttft_budget_ms=0.0)))
+            self._prefill.tell(Start(SESSION, PrefillStart(request, "here", DECODE, ttft_budget_ms=0.0)))
         while self._prefill.work:
             self._prefill.tell(self._pass(self._prefill.work.popleft()))
         done: dict[AttemptId, PrefillDone] = {}

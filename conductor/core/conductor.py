@@ -193,7 +193,8 @@ class ConductorCore:
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
         output_tokens = self.state.output_tokens(request)
-        alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, now)
+        prefill_work = self.demand.recent_work(now).prefill if self.scheduler.has_both else 0.0
+        alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, prefill_work, now)
         decision = self._for_those_away(request, alternatives, place(alternatives))
         idle = request.terms.idle
         predicted_ttft_ms = decision.ttft_ms if isinstance(decision, Placement) and not idle else None
@@ -463,6 +464,11 @@ class ConductorCore:
             loads = yield from saying(nothing, self.pool_loads(self._tick_at))
             yield nothing
             now = self._tick_at
-            ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]
+            of_one_role = Counter(instance.ref.node_id for instance in self.state.instances.values())
+            ready = [
+                instance
+                for instance in self.state.instances.values()
+                if of_one_role[instance.ref.node_id] == 1 and self.scheduler.ready(instance)
+            ]
             move = self.balance.decide(ready, loads, self.demand.work(now), now)
             yield [move] if move is not None else []

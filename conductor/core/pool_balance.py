@@ -146,7 +146,7 @@ class PoolDemand:
             return
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
-        prefill_ms = placed.prefill.prefill_ms
+        prefill_ms = placed.prefill.prefill_ms / (1 + self._state.instances[placed.prefill.instance_id].load.slowed_by)
         if placed.inlined:
             prefill_ms, decode_ms = 0.0, decode_ms + prefill_ms
         self._by_ratio.add(prefill_ms, decode_ms, now)

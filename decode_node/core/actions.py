@@ -10,12 +10,12 @@ from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate
+from springtide.protocol.starts import AbortAttempt, PrefillStart
 from springtide.values import value_class
 
 
 class StepRow(NamedTuple):
-    """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Or, where
-    there is a `prompt`, these tokens of it, from `start` on; a token is sampled if they are the last."""
+    """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled."""
 
     attempt_id: AttemptId
     start: int
@@ -24,18 +24,11 @@ class StepRow(NamedTuple):
     output_ids: list[int]
     """The very list that `sampling` has. From the sequence's first step on it belongs to whoever runs the steps, which adds each token
     that is sampled: a step that is launched while another runs feeds tokens that the core has not seen yet."""
-    prompt: Sequence[int] = ()
-    samples: bool = True
-
-    @property
-    def num_tokens(self) -> int:
-        """How many are computed."""
-        return len(self.prompt) or 1
 
     @property
     def position(self) -> int:
         """The place in the output of the token that is sampled."""
-        return self.start + self.num_tokens - len(self.sampling.prompt_ids)
+        return self.start + 1 - len(self.sampling.prompt_ids)
 
 
 @value_class(frozen=True, slots=True)
@@ -49,16 +42,7 @@ class RunStep:
     @property
     def context_tokens(self) -> int:
         """The context of all its sequences, the tokens that are computed included."""
-        return sum(row.start + row.num_tokens for row in self.rows)
-
-    @property
-    def num_tokens(self) -> int:
-        """How many are computed: in a step without prompts, its batch."""
-        return sum(row.num_tokens for row in self.rows)
-
-    @property
-    def has_prompts(self) -> bool:
-        return any(row.prompt for row in self.rows)
+        return sum(row.start for row in self.rows) + len(self.rows)
 
 
 @value_class(frozen=True, slots=True)
@@ -69,4 +53,17 @@ class LoadAhead:
     slots: Sequence[int]
 
 
-Action = storage.Order | RunStep | LoadAhead | SendUpdate[DecodeUpdate]
+@value_class(frozen=True, slots=True)
+class ComputePrompt:
+    """Have the prompt of an inlined attempt, which has slots, computed by what of this very engine computes prompts, and answer with
+    PromptComputed or PromptFailed; unless the attempt is aborted before. Until then the slots are its affair. `arrived_at` and `asked_at`:
+    when the attempt came here, and the store was asked."""
+
+    start: PrefillStart
+    acquired: storage.Acquired
+    arrived_at: float
+    asked_at: float
+
+
+Action = storage.Order | RunStep | LoadAhead | ComputePrompt | AbortAttempt | SendUpdate[DecodeUpdate]
+"""AbortAttempt: of a prompt that is being computed; its slots are given back by who computes it."""

@@ -8,17 +8,16 @@ from typing import Literal
 
 from decode_node.core.actions import StepRow
 from engine.batch import SamplingRow
-from node_runtime.pass_tally import PassTally
 from springtide.blocks import block_keys, blocks_for
-from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.protocol.outputs import PrefillDone, TokenOutput
-from springtide.protocol.starts import DecodeStart, Request
+from springtide.ids import AttemptId, BlockKey, NodeId, Slot
+from springtide.protocol.starts import DecodeStart, PrefillStart, Request
 from springtide.protocol.timings import DecodeTimes
 
 DecodePhase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
 """Where an attempt is. waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill
-side fills. prefilling: holds slots, and its prompt is computed here. loading: its prompt is in its slots, and is brought to the device that
-computes, or will be when there is room. running: takes part in steps, once it has a place in the batch and a slot for its next token."""
+side fills. prefilling: holds slots, and its prompt is computed by this very engine. loading: its prompt is in its
+slots, and is brought to the device that computes, or will be when there is room. running: takes part in steps, once it has a place in the
+batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
 
@@ -27,19 +26,12 @@ Growth = Literal["none", "asked", "refused"]
 class Tally:
     """What the time of a traced attempt went into. Times are the node's."""
 
-    passes: PassTally
-    """The steps in which its prompt was computed here."""
     slots_at: float = 0.0
     prompt_at: float = 0.0
     """When its prompt was in its slots."""
     steps: int = 0
     steps_ms: float = 0.0
     longest_step_ms: float = 0.0
-
-    def computed(self, row: StepRow, others: int, elapsed_ms: float, now: float) -> None:
-        """A step with `row` of its prompt has ended."""
-        self.passes.passed(now - elapsed_ms / 1000, now, row.start, row.num_tokens, others)
-        self.prompt_at = now
 
     def stepped(self, elapsed_ms: float, repeated: int) -> None:
         """It took part in so many steps that took so long each."""
@@ -53,10 +45,8 @@ class DecodeAttempt:
     """One attempt, from its start until its slots are given back."""
 
     session: int
-    request: Request
-    tbt_slo_ms: float
+    start: DecodeStart
     arrived_at: float
-    inlined: bool
     waits: bool
     """It waits for room, as long as it takes: nobody has begun its prefill."""
     most_blocks: int
@@ -70,6 +60,8 @@ class DecodeAttempt:
     growth: Growth = "none"
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""
+    asked_at: float = 0.0
+    """When the store was asked for the slots of its prompt."""
     answer_due_at: float = 0.0
     """When the store is taken for hung, in observed time (springtide.clock), while it is reserving or has asked for growth."""
     starved_since: float | None = None
@@ -84,25 +76,21 @@ class DecodeAttempt:
     sampling: SamplingRow = field(init=False)
     """What the sampler knows of it, the same for every step; there is one once it runs."""
     committed_blocks: int = 0
-    computed: int = 0
-    """Tokens of its prompt whose KV is in the slots, while prefilling."""
-    reused_blocks: int = 0
-    first_step_at: float | None = None
-    compute_ms: float = 0.0
-    """What the steps took that computed its prompt."""
     last_key: BlockKey | None = None
     """The key of the last committed block, or the namespace: the parent of the next one."""
     tally: Tally | None = None
     """Where it is traced."""
 
+    request: Request = field(init=False)
     attempt_id: AttemptId = field(init=False)
     idle: bool = field(init=False)
     """Whether it is in idle capacity: it gives way to all that are not."""
 
     def __post_init__(self) -> None:
+        self.request = self.start.request
         self.attempt_id, self.idle = self.request.attempt_id, self.request.idle
         if self.request.traced:
-            self.tally = Tally(PassTally(self.arrived_at))
+            self.tally = Tally()
 
     @classmethod
     def of(cls, session: int, start: DecodeStart, arrived_at: float, block_tokens: int) -> DecodeAttempt:
@@ -112,14 +100,27 @@ class DecodeAttempt:
         expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
         return cls(
             session,
-            request,
-            start.tbt_slo_ms,
+            start,
             arrived_at,
-            inlined=start.inlined,
             waits=start.waits or start.inlined,
             most_blocks=most_blocks,
             expected_blocks=min(blocks_for(expected_tokens, block_tokens), most_blocks),
         )
+
+    @property
+    def tbt_slo_ms(self) -> float:
+        """0: it has no objective."""
+        return self.start.tbt_slo_ms
+
+    @property
+    def inlined(self) -> bool:
+        """Its prompt is computed here."""
+        return self.start.inlined
+
+    @property
+    def prompt(self) -> PrefillStart:
+        """The order of its prompt, which is computed here, from now on."""
+        return PrefillStart(self.request, "", NodeId(""), self.start.ttft_budget_ms, self.start.sources)
 
     @property
     def requested_at(self) -> float:
@@ -174,63 +175,25 @@ class DecodeAttempt:
         held = len(self.slots)
         return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks
 
-    def begin_prompt(self, slots: tuple[Slot, ...], reused_blocks: int, block_tokens: int) -> None:
-        """The first blocks of its prompt are in its slots; the rest is to be computed here."""
-        self.phase, self.slots = "prefilling", slots
-        self.reused_blocks = self.committed_blocks = reused_blocks
-        self.computed = reused_blocks * block_tokens
-        self._set_sampling()
-
     def begin(self, first_token: int, block_tokens: int, *, loads: bool = False) -> None:
         """Begins to generate: its prompt is in its slots, the full blocks committed. `loads`: it is not yet where steps compute."""
         request = self.request
-        if self.phase == "ingesting":
-            self._set_sampling()
-            self.fed_ids.append(first_token)
+        self.prompt_ids = request.token_ids[: request.num_prompt_tokens]
+        self.fed_ids = [*request.token_ids[request.num_prompt_tokens :], first_token]
+        self.sampling = SamplingRow(request.params, self.prompt_ids, self.fed_ids)
         self.phase = "loading" if loads else "running"
         self.output_ids = [*request.token_ids[request.num_prompt_tokens :], first_token]
         self.committed_blocks = request.num_tokens // block_tokens
         self.last_key = request.keys[-1] if request.keys else request.namespace
 
-    def _set_sampling(self) -> None:
-        request = self.request
-        self.prompt_ids = request.token_ids[: request.num_prompt_tokens]
-        self.fed_ids = list(request.token_ids[request.num_prompt_tokens :])
-        self.sampling = SamplingRow(request.params, self.prompt_ids, self.fed_ids)
-
-    def row(self, prompt_tokens: int = 0) -> StepRow:
-        """The row that it has in the next step that is launched; while prefilling, with so many tokens of its prompt."""
-        if self.phase == "running":
-            return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
-        begin, end = self.computed, self.computed + prompt_tokens
-        prompt = self.request.token_ids[begin:end]
-        return StepRow(self.attempt_id, begin, self.slots, self.sampling, self.fed_ids, prompt, samples=end == self.request.num_tokens)
-
-    @property
-    def remaining_tokens(self) -> int:
-        """What is left to compute of its prompt, while prefilling."""
-        return self.request.num_tokens - self.computed
+    def row(self) -> StepRow:
+        """The row that it has in the next step that is launched."""
+        return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
 
     def times(self, tally: Tally, now: float) -> DecodeTimes:
         """What its time went into so far."""
         age_ms, slots_ms, prompt_ms = (max(0.0, at - self.arrived_at) * 1000 for at in (now, tally.slots_at, tally.prompt_at))
         return DecodeTimes(self.attempt_id, age_ms, slots_ms, prompt_ms, tally.steps, tally.steps_ms, tally.longest_step_ms)
-
-    def prefilled(self, output: TokenOutput, block_tokens: int, now: float) -> PrefillDone:
-        """What its gateway is told when its prompt is computed, here. It waited until the first step with any of it was launched."""
-        assert self.first_step_at is not None
-        return PrefillDone(
-            output,
-            cached_tokens=self.reused_blocks * block_tokens,
-            queue_ms=(self.first_step_at - self.arrived_at) * 1000,
-            compute_ms=self.compute_ms,
-            times=None if self.tally is None else self.tally.passes.times(now, self.tally.slots_at),
-        )
-
-    def complete_prompt_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
-        """Does for its prompt what `complete_blocks` does for its output."""
-        first, self.committed_blocks = self.committed_blocks, self.computed // block_tokens
-        return self.request.keys[first : self.committed_blocks]
 
     def complete_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
         """Counts the blocks that are full by now as committed; returns the keys of those that were not before."""

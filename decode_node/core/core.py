@@ -12,13 +12,15 @@ then. A sequence that turns out to have ended takes part in one step more, of wh
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import NamedTuple, Protocol
 
 from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
-from decode_node.core.actions import Action
+from decode_node.core.actions import Action, ComputePrompt, RunStep
 from decode_node.core.attempt import DecodeAttempt
 from decode_node.core.in_flight import LoadsInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
@@ -40,7 +42,6 @@ from springtide.protocol.outputs import (
     DecodeUpdate,
     Failure,
     FailureCode,
-    PrefillDone,
     SampledToken,
     TokenOutput,
     finish_of,
@@ -50,15 +51,66 @@ from springtide.protocol.sampling import Grammar
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.timings import DecodeTimes
 
+ANSWERS_WITH_SOURCES = 2
+"""A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
+LEAST_INLINED, MOST_INLINED = 8, 2
+"""Where prompts of any length are not computed here, the Conductor finds that at most `inline_tokens` are missing; of more than so many
+times as many, but for a few tokens, blocks it counted on have gone since."""
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
+
+
+class ForeseenStep(NamedTuple):
+    """A step that has been launched: what it is predicted to take alone, and may take, by the least objective of those in it (inf: none
+    has one). `idle`: it is of sequences in idle capacity alone."""
+
+    predicted_ms: float
+    objective_ms: float
+    slots: Sequence[int]
+    """Of all its sequences, where the device has pages for so many only."""
+    idle: bool
+
+
+class Prompts(Protocol):
+    """Who computes prompts with the same engine, and has slots of the same store."""
+
+    def recompute_us(self, num_tokens: int, blocks: int) -> int | None:
+        """What each of a prompt's first `blocks` saves if it need not be computed; None: there are none."""
+        ...
+
+    @property
+    def waits_since(self) -> float:
+        """When the request of the oldest that waits for slots there arrived at its gateway; inf: nobody does."""
+        ...
+
+    @property
+    def holds_idle(self) -> bool:
+        """Whether attempts in idle capacity hold slots there."""
+        ...
+
+
+class NoPrompts(Prompts):
+    """There are none but those that are decoded here."""
+
+    def recompute_us(self, num_tokens: int, blocks: int) -> int | None:
+        return None
+
+    @property
+    def waits_since(self) -> float:
+        return math.inf
+
+    @property
+    def holds_idle(self) -> bool:
+        return False
 
 
 class DecodeCore:
     """The state of a decode node, and every decision."""
 
-    def __init__(self, settings: DecodeSettings) -> None:
+    def __init__(self, settings: DecodeSettings, prompts: Prompts | None = None) -> None:
+        """`prompts`: who computes prompts with the same engine; None: nobody but for this core."""
         self._settings = settings
+        self._prompts: Prompts = prompts or NoPrompts()
         self._calibration: CostCalibration[DecodeCost] = CostCalibration(settings.cost)
         self._attempts: dict[AttemptId, DecodeAttempt] = {}
         self._holders = SlotHolders(settings.max_batch, settings.block_tokens)
@@ -90,6 +142,8 @@ class DecodeCore:
                 self._step_ended(event, now)
             case ev.Loaded(attempt_id):
                 self._loaded(attempt_id)
+            case ev.PromptComputed() | ev.PromptFailed():
+                self._on_prompt(event, now)
             case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
@@ -113,10 +167,84 @@ class DecodeCore:
         self._make_room(now)
         self._ask_for_waiting(now)
         self._load_ahead()
-        self._launch(now)
+        while not self._settings.mixes and (run := self.launch(now)) is not None:
+            self._orders.append(run)
         actions = [*self._orders, *self._replies]
         self._orders, self._replies = [], []
         return actions
+
+    def launch(self, now: float, others_wait: bool = False) -> RunStep | None:
+        """Begins a step, if there is room for one and something to run. `others_wait`: there is work here that is not in idle capacity."""
+        settings, turns = self._settings, self._idle_turns
+        turns.look(any(attempt.phase == "running" for attempt in self._holders.idle), now)
+        if self._claims.num_slots is None or len(self._steps) >= (2 if settings.overlap else 1):
+            return None
+        pages, slowdown = self._claims.pages, settings.idle_slowdown
+        batch = scheduling.choose(self._holders, self.cost, settings.max_batch, settings.block_tokens, pages, slowdown)
+        # Who comes now is not to wait for more than one step of those that have time. They come last in a batch.
+        if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
+            return None
+        return self._steps.launch(batch)
+
+    def foreseen(self) -> ForeseenStep:
+        """What is known beforehand of the step that was launched last."""
+        return self._foresee(self._steps.last.attempts)
+
+    def foreseen_next(self) -> ForeseenStep | None:
+        """The same of a step of all that run, as far as it has places; None: none runs."""
+        running = [attempt for attempt in self._holders if attempt.phase == "running"][: self._settings.max_batch]
+        return self._foresee(running) if running else None
+
+    def _foresee(self, attempts: Sequence[DecodeAttempt]) -> ForeseenStep:
+        objectives = [attempt.tbt_slo_ms for attempt in attempts if attempt.tbt_slo_ms > 0]
+        predicted_ms = self.cost.predict_ms(len(attempts), sum(attempt.context_tokens for attempt in attempts))
+        slots = [slot for attempt in attempts for slot in attempt.slots] if self._claims.pages is not None else ()
+        return ForeseenStep(predicted_ms, min(objectives, default=math.inf), slots, attempts[0].idle)
+
+    @property
+    def has_runnable(self) -> bool:
+        """Whether a sequence that is not in idle capacity waits for a step."""
+        block_tokens = self._settings.block_tokens
+        return any(
+            one.phase == "running" and not one.idle and not one.ahead and one.continues and not one.lacks_slot(block_tokens)
+            for one in self._holders
+        )
+
+    def kept_for_growth(self, tenant: str | None = None) -> int:
+        """Slots that prompts which are decoded elsewhere leave to those that decode here (of the tenant's quota, if one is given)."""
+        return self._holders.kept_for_growth(None, tenant)
+
+    @property
+    def waits_since(self) -> float:
+        """When the request of the oldest that waits for slots here arrived at its gateway; inf: nobody does, or none has a place."""
+        return self._claims.oldest_at if self._claims and self._holders.has_place else math.inf
+
+    @property
+    def lacking(self) -> int:
+        """Slots that those who run, or wait for some with a place in the batch, lack."""
+        lacking = self._holders.num_starving
+        if self._claims and self._holders.has_place:
+            lacking += max(0, self._claims.wanted_blocks + self._holders.kept_for_growth() - self._claims.available)
+        return lacking
+
+    def give_up(self, num_slots: int, now: float) -> list[Action]:
+        """Has attempts in idle capacity give up so many slots, for prompts."""
+        if self._held_back() or now < self._room_awaited_until:
+            return []
+        self._take_from_idle(num_slots, now)
+        actions: list[Action] = [*self._orders, *self._replies]
+        self._orders, self._replies = [], []
+        return actions
+
+    @property
+    def prefilling(self) -> Sequence[AttemptId]:
+        """The attempts whose prompts are being computed here."""
+        return [attempt.attempt_id for attempt in self._attempts.values() if attempt.phase == "prefilling"]
+
+    def session_of(self, attempt_id: AttemptId) -> int | None:
+        """Of the gateway that has ordered it; None: it is not here."""
+        attempt = self._attempts.get(attempt_id)
+        return None if attempt is None else attempt.session
 
     @property
     def has_idle(self) -> bool:
@@ -193,9 +321,11 @@ class DecodeCore:
         )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
-        """Signs of how each attempt gets on, with its session."""
+        """Signs of how each attempt gets on, with its session; of prompts that are computed here, who computes them has some."""
         for attempt in self._attempts.values():
-            computed = attempt.context_tokens if attempt.has_begun else attempt.computed
+            if attempt.phase == "prefilling":
+                continue
+            computed = attempt.context_tokens if attempt.has_begun else 0
             at_work = attempt.phase in ("reserving", "loading") or attempt.ahead > 0
             yield attempt.session, AttemptSign(attempt.attempt_id, computed, waiting=not at_work)
 
@@ -218,8 +348,7 @@ class DecodeCore:
             else:
                 assert attempt.attempt_id not in self._loads.attempt_ids
             if attempt.phase == "prefilling":
-                assert attempt.inlined and attempt.ahead <= 1
-                assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
+                assert attempt.inlined and not attempt.ahead and attempt.attempt_id not in self._claims
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert all(self._attempts.get(attempt.attempt_id) is attempt for attempt in self._holders)
@@ -251,10 +380,15 @@ class DecodeCore:
             message = f"the sequence may come to need {attempt.most_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._reply_failure(attempt, FailureCode.INVALID, message)
         elif attempt.idle:
-            self._start_idle(attempt)
+            self._start_idle(attempt, now)
         elif start.refusable and (why := admission_check.refusal(self.cost, self._holders, attempt, self._settings.max_batch)):
             self._reply_failure(attempt, FailureCode.OVERLOADED, why)
-        elif self._claims.goes_before(request.tenant) or not self._holders.has_place or request.tenant in self._holders.starving_tenants:
+        elif (
+            self._claims.goes_before(request.tenant)
+            or not self._holders.has_place
+            or request.tenant in self._holders.starving_tenants
+            or self._prompts.waits_since < attempt.requested_at
+        ):
             if attempt.waits or self._room_comes(now):
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
@@ -271,50 +405,58 @@ class DecodeCore:
                 self._reply_failure(attempt, FailureCode.POOL_FULL, "others wait for room here")
         else:
             self._attempts[attempt_id] = attempt
-            self._reserve(attempt)
+            self._reserve(attempt, now)
 
-    def _start_idle(self, attempt: DecodeAttempt) -> None:
+    def _start_idle(self, attempt: DecodeAttempt, now: float) -> None:
         """Takes it in where nobody else wants the place or the slots. It does not wait here: its gateway looks for idle capacity anew."""
-        if len(self._claims) or self._holders.refused or len(self._holders) >= self._settings.max_batch:
+        waited_for = len(self._claims) or self._holders.refused or self._prompts.waits_since < math.inf
+        if waited_for or len(self._holders) >= self._settings.max_batch:
             self._reply_failure(attempt, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         self._attempts[attempt.attempt_id] = attempt
-        self._reserve(attempt)
+        self._reserve(attempt, now)
 
     # ---- store ----
 
-    def _reserve(self, attempt: DecodeAttempt) -> None:
+    def _reserve(self, attempt: DecodeAttempt, now: float) -> None:
         leave_available = self._holders.kept_for_growth(attempt)
         leave_in_quota = self._holders.kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
-        attempt.answer_due_at = self._observed.now + self._settings.answer_s
-        self._holders.enter(attempt)
+        attempt.asked_at = now
+        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
+        self._enter(attempt, now)
         request = attempt.request
         if not attempt.inlined:
             self._orders.append(
                 storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
             )
             return
-        # The last token is always computed. Nothing is waited for: what is not in DRAM is computed.
-        reusable = (request.num_tokens - 1) // self._settings.block_tokens
+        reusable = request.reusable_blocks
         self._orders.append(
             storage.Acquire(
                 request.attempt_id,
                 request.keys,
                 request.num_blocks,
                 reusable,
+                sources=attempt.start.sources if reusable else (),
                 tenant=request.tenant,
-                recompute_us_per_block=0,
+                recompute_us_per_block=self._prompts.recompute_us(request.num_tokens, reusable),
                 leave_available=leave_available,
                 leave_in_quota=leave_in_quota,
             )
         )
 
+    def _enter(self, attempt: DecodeAttempt, now: float) -> None:
+        """It takes its place, for which the youngest in idle capacity makes room."""
+        self._holders.enter(attempt)
+        if len(self._holders) > self._settings.max_batch:
+            self._preempt(self._holders.youngest, now)
+
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
             return
         attempt = self._attempts.get(notice.attempt_id)
-        if attempt is None:
+        if attempt is None or attempt.phase == "prefilling":
             return
         match notice:
             case storage.Reserved(_, slots) if attempt.phase == "reserving":
@@ -370,15 +512,15 @@ class DecodeCore:
         )
 
     def _acquired(self, attempt: DecodeAttempt, acquired: storage.Acquired) -> None:
-        block_tokens, most = self._settings.block_tokens, scheduling.most_missing(self._settings.inline_tokens)
-        missing = attempt.request.num_tokens - acquired.local_blocks * block_tokens
-        if missing > most:
+        attempt.slots, most = acquired.slots, self._settings.inline_tokens
+        held_blocks = acquired.local_blocks + acquired.remote_blocks
+        missing = attempt.request.num_tokens - held_blocks * self._settings.block_tokens
+        if most is not None and missing > MOST_INLINED * max(most, LEAST_INLINED):
             # The gateway has it scheduled away from the node that failed it: where its prefix is, or at a prefill group.
-            message = f"{missing} tokens of the prompt are not here, more than the {most} that are computed in steps"
-            self._fail(attempt, FailureCode.INTERNAL, message)
+            self._fail(attempt, FailureCode.INTERNAL, f"{missing} tokens of the prompt are not here, of {most} that are computed here")
             return
-        attempt.begin_prompt(acquired.slots, acquired.local_blocks, block_tokens)
-        self._grow_ahead(attempt)
+        attempt.phase = "prefilling"
+        self._orders.append(ComputePrompt(attempt.prompt, acquired, attempt.arrived_at, attempt.asked_at))
 
     def _ingested(self, attempt: DecodeAttempt, first_token: int) -> None:
         request = attempt.request
@@ -388,6 +530,28 @@ class DecodeCore:
             return
         attempt.begin(first_token, self._settings.block_tokens, loads=self._settings.loads_ahead)
         self._grow_ahead(attempt)
+
+    def _on_prompt(self, event: ev.PromptComputed | ev.PromptFailed, now: float) -> None:
+        attempt_id = event.done.output.attempt_id if isinstance(event, ev.PromptComputed) else event.attempt_id
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.phase != "prefilling":
+            if isinstance(event, ev.PromptComputed) and event.done.output.finish is None:
+                # It was given up at the very moment in which it was computed: who computed it has its slots no more.
+                self._orders.append(storage.Release(attempt_id))
+            return
+        match event:
+            case ev.PromptComputed(done):
+                self._replies.append(SendUpdate(attempt.session, DecodeUpdate(prefilled=(done,))))
+                if done.output.finish is not None:
+                    self._take_off(attempt)
+                    return
+                if attempt.tally is not None:
+                    attempt.tally.prompt_at = now
+                attempt.begin(done.output.tokens[0].token_id, self._settings.block_tokens)
+                self._grow_ahead(attempt)
+            case ev.PromptFailed(_, failure):
+                self._reply_failure(attempt, failure.code, failure.message)
+                self._take_off(attempt)
 
     def _store_lost(self, reason: str) -> None:
         self._claims.store_lost()
@@ -401,13 +565,13 @@ class DecodeCore:
     # ---- slots ----
 
     def _ask_for_waiting(self, now: float) -> None:
-        if not self._claims or not self._holders.has_place:
+        if not self._claims or not self._holders.has_place or self._claims.oldest_at > self._prompts.waits_since:
             return
         alone = all(attempt.idle for attempt in self._holders)
         kept_blocks, held_back = self._holders.kept_for_growth(), self._holders.starving_tenants
         head = self._claims.next_to_ask(now, kept_blocks=kept_blocks, alone=alone, held_back=held_back)
         if head is not None:
-            self._reserve(self._attempts[head])
+            self._reserve(self._attempts[head], now)
 
     def _grow_ahead(self, attempt: DecodeAttempt) -> None:
         """Asks for the next slot while there is still room in the last one, so that no step waits for it."""
@@ -421,14 +585,10 @@ class DecodeCore:
             self._grow_ahead(attempt)
 
     def _give_way(self, now: float) -> None:
-        """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
+        """Those in idle capacity give up slots as soon as others want them, not only when those lack them to go on."""
         if not self._holders.has_idle:
             return
-        for _ in range(len(self._holders) - self._settings.max_batch):
-            self._preempt(self._holders.youngest, now)
-        lacking = self._holders.num_starving
-        if self._claims and self._holders.has_place:
-            lacking += max(0, self._claims.wanted_blocks + self._holders.kept_for_growth() - self._claims.available)
+        lacking = self.lacking
         if lacking and not self._held_back() and now >= self._room_awaited_until:
             self._take_from_idle(lacking, now)
 
@@ -455,14 +615,14 @@ class DecodeCore:
         them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
         preempted, so work always ends."""
         starved = self._holders.starved
-        if not starved or self._held_back() or now < self._room_awaited_until:
+        if not starved or self._held_back() or now < self._room_awaited_until or self._prompts.holds_idle:
             return
         for attempt in starved:
             tenant = attempt.request.tenant if attempt.quota_used else None
             holders = [one for one in self._holders if tenant in (None, one.request.tenant)]
             if len(holders) > 1:
                 youngest = holders[-1]
-                if youngest.phase in ("reserving", "ingesting"):
+                if youngest.phase in ("reserving", "ingesting", "prefilling"):
                     self._room_awaited_until = now + _MOST_ROOM_WAIT_S
                 self._fail(youngest, FailureCode.PREEMPTED, "its slots were needed by an older request")
                 return
@@ -514,29 +674,6 @@ class DecodeCore:
 
     # ---- steps ----
 
-    def _launch(self, now: float) -> None:
-        settings, turns = self._settings, self._idle_turns
-        turns.look(any(attempt.phase == "running" for attempt in self._holders.idle), now)
-        while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
-            batch = scheduling.choose(
-                self._holders,
-                self.cost,
-                settings.max_batch,
-                settings.block_tokens,
-                settings.inline_tokens,
-                self._claims.pages,
-                settings.idle_slowdown,
-            )
-            if not batch:
-                return
-            # Who comes now is not to wait for more than one step of those that have time. They come last in a batch.
-            if batch[0][0].idle and (self._steps or not turns.may_begin(now)):
-                return
-            for attempt, prompt_tokens in batch:
-                if prompt_tokens and attempt.first_step_at is None:
-                    attempt.first_step_at = now
-            self._orders.append(self._steps.launch(batch))
-
     def _step_ended(self, event: ev.StepDone | ev.StepFailed, now: float) -> None:
         ended = self._steps.end(event.step_id)
         if ended is None:
@@ -546,7 +683,7 @@ class DecodeCore:
             self._retry_growth()
         if ended.attempts[-1].idle:
             self._idle_turns.had(now)
-        told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone], list[DecodeTimes]]] = defaultdict(lambda: ([], [], []))
+        told: defaultdict[int, tuple[list[TokenOutput], list[DecodeTimes]]] = defaultdict(lambda: ([], []))
         for i, attempt in enumerate(ended.attempts):
             if self._attempts.get(attempt.attempt_id) is not attempt:
                 continue
@@ -557,28 +694,20 @@ class DecodeCore:
             if isinstance(sampled, Failure):
                 self._fail(attempt, sampled.code, sampled.message)
                 continue
-            if attempt.phase == "prefilling":
-                if attempt.tally is not None:
-                    attempt.tally.computed(ended.run.rows[i], len(ended.attempts) - 1, event.elapsed_ms, now)
-                done = self._computed(attempt, ended.run.rows[i].num_tokens, sampled, event.elapsed_ms, now)
-                if done is not None:
-                    told[attempt.session][1].append(done)
-            else:
-                assert sampled is not None, "a row of a sequence that runs samples"
-                output = self._append(attempt, sampled)
-                told[attempt.session][0].append(output)
-                if (tally := attempt.tally) is not None:
-                    first = not tally.steps
-                    tally.stepped(event.elapsed_ms, len(sampled))
-                    if first or output.finish is not None:
-                        told[attempt.session][2].append(attempt.times(tally, now))
+            output = self._append(attempt, sampled)
+            told[attempt.session][0].append(output)
+            if (tally := attempt.tally) is not None:
+                first = not tally.steps
+                tally.stepped(event.elapsed_ms, len(sampled))
+                if first or output.finish is not None:
+                    told[attempt.session][1].append(attempt.times(tally, now))
         self._replies += [
-            SendUpdate(session, DecodeUpdate(tuple(outputs), tuple(prefilled), times=tuple(times)))
-            for session, (outputs, prefilled, times) in told.items()
+            SendUpdate(session, DecodeUpdate(tuple(outputs), times=tuple(times))) for session, (outputs, times) in told.items()
         ]
-        if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
+        if isinstance(event, ev.StepDone):
             self._recent_ms.append(event.elapsed_ms)
-            counts = (0 if tokens is None or isinstance(tokens, Failure) else len(tokens) for tokens in event.sampled)
+        if isinstance(event, ev.StepDone) and not event.shared:
+            counts = (0 if isinstance(tokens, Failure) else len(tokens) for tokens in event.sampled)
             batch, repeated = len(ended.attempts), max(counts) - 1
             context = ended.run.context_tokens + batch * repeated // 2
             self._calibration.observe(batch, context, event.elapsed_ms, now)
@@ -601,28 +730,6 @@ class DecodeCore:
             self._grow_ahead(attempt)
         return output
 
-    def _computed(
-        self, attempt: DecodeAttempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float, now: float
-    ) -> PrefillDone | None:
-        """The step has computed so much more of its prompt; with the last of it, its first token is sampled."""
-        block_tokens, request = self._settings.block_tokens, attempt.request
-        attempt.computed += num_tokens
-        attempt.compute_ms += elapsed_ms
-        first_block = attempt.committed_blocks
-        if keys := attempt.complete_prompt_blocks(block_tokens):
-            self._orders.append(storage.Commit(attempt.attempt_id, first_block, keys))
-        if attempt.remaining_tokens:
-            return None
-        assert sampled is not None, "the row that ends a prompt samples"
-        output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._settings.eos_token_ids)
-        done = attempt.prefilled(output, block_tokens, now)
-        if output.finish is not None:
-            self._forget(attempt)
-        else:
-            attempt.begin(sampled[0].token_id, block_tokens)
-            self._grow_ahead(attempt)
-        return done
-
     # ---- ends ----
 
     def _fail(self, attempt: DecodeAttempt, code: FailureCode, message: str) -> None:
@@ -636,11 +743,18 @@ class DecodeCore:
     def _forget(self, attempt: DecodeAttempt) -> None:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
-        del self._attempts[attempt_id]
-        self._holders.leave(attempt)
-        self._claims.leave(attempt_id)
+        self._take_off(attempt)
         if attempt.phase == "waiting":
+            return
+        if attempt.phase == "prefilling":
+            self._orders.append(AbortAttempt(attempt_id))
+            self._retry_growth()
             return
         if not self._steps.hold_back(attempt) and not self._loads.hold_back(attempt):
             self._orders.append(storage.Release(attempt_id))
             self._retry_growth()
+
+    def _take_off(self, attempt: DecodeAttempt) -> None:
+        del self._attempts[attempt.attempt_id]
+        self._holders.leave(attempt)
+        self._claims.leave(attempt.attempt_id)

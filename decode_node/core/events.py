@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from node_runtime.events import EngineEvent
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import Failure, SampledToken
+from springtide.protocol.outputs import Failure, PrefillDone, SampledToken
 from springtide.protocol.starts import DecodeStart
 from springtide.values import value_class
 
@@ -14,14 +14,16 @@ from springtide.values import value_class
 @value_class(frozen=True, slots=True)
 class StepDone:
     """A step has ended. `sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes
-    several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing, a
-    Failure for one that no token can follow."""
+    several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean; a Failure for one that no token can
+    follow."""
 
     step_id: int
-    sampled: Sequence[Sequence[SampledToken] | Failure | None]
+    sampled: Sequence[Sequence[SampledToken] | Failure]
     elapsed_ms: float
     beside_idle: bool | None = None
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
+    shared: bool = False
+    """Chunks of prompts were computed with it: what it took says nothing of it alone."""
 
 
 @value_class(frozen=True, slots=True)
@@ -39,5 +41,21 @@ class Loaded:
     attempt_id: AttemptId
 
 
-StepEvent = StepDone | StepFailed | Loaded
+@value_class(frozen=True, slots=True)
+class PromptComputed:
+    """The prompt of an inlined attempt is in its slots, the full blocks committed; `done` has its first token. With that the output may be
+    at its end: then the slots have been given back."""
+
+    done: PrefillDone
+
+
+@value_class(frozen=True, slots=True)
+class PromptFailed:
+    """The prompt of an inlined attempt cannot be computed. It has no slots any more, or soon will not."""
+
+    attempt_id: AttemptId
+    failure: Failure
+
+
+StepEvent = StepDone | StepFailed | Loaded | PromptComputed | PromptFailed
 Event = EngineEvent[DecodeStart] | StepEvent

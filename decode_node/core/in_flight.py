@@ -40,16 +40,20 @@ class StepsInFlight:
     def __iter__(self) -> Iterator[StepInFlight]:
         return iter(self._steps)
 
-    def launch(self, batch: Iterable[tuple[DecodeAttempt, int]]) -> RunStep:
-        """Begins a step of these attempts, with the numbers of tokens of their prompts that it computes."""
-        chosen = tuple(batch)
-        attempts = tuple(attempt for attempt, _ in chosen)
-        run = RunStep(self._next_id, tuple(attempt.row(prompt_tokens) for attempt, prompt_tokens in chosen))
+    def launch(self, batch: Iterable[DecodeAttempt]) -> RunStep:
+        """Begins a step of these attempts."""
+        attempts = tuple(batch)
+        run = RunStep(self._next_id, tuple(attempt.row() for attempt in attempts))
         self._next_id += 1
         for attempt in attempts:
             attempt.ahead += 1
         self._steps.append(StepInFlight(run, attempts))
         return run
+
+    @property
+    def last(self) -> StepInFlight:
+        """The one that was launched last: there is one."""
+        return self._steps[-1]
 
     def end(self, step_id: int) -> StepInFlight | None:
         """Takes off the first one, when it is that one."""

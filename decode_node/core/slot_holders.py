@@ -69,7 +69,7 @@ class SlotHolders:
         is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything. Those in idle capacity
         would give way to any but their like."""
         with_idle = newcomer is not None and newcomer.idle
-        holders = [one for one in self if tenant in (None, one.request.tenant) and (with_idle or not one.idle)]
+        holders = [one for one in self if one is not newcomer and tenant in (None, one.request.tenant) and (with_idle or not one.idle)]
         growing = [*holders, newcomer] if holders and newcomer is not None else holders
         return sum(attempt.growth_blocks(self._block_tokens) for attempt in growing)
 

@@ -34,21 +34,17 @@ class StepRunner:
         """Runs the step. Each sequence's last token may be of the step before: it is read, and the next one added, here alone."""
         started = time.perf_counter()
         try:
-            slots = self._arrays(run.rows)
-            rows = zip(run.rows, slots, strict=True)
-            chunks = [SequenceChunk(row.prompt or row.output_ids[-1:], row.start, own, row.samples) for row, own in rows]
-            logits = self._runner.forward(chunks)
-            sampling = [row for row in run.rows if row.samples]
-            drawn = self._draw(logits, [row.sampling for row in sampling]) if sampling else []
-            for row, token in zip(sampling, drawn, strict=True):
-                # Of a sequence that cannot go on nothing is used, but it may take part in the next step already.
-                row.output_ids.append(token.token_id if isinstance(token, SampledToken) else 0)
-            new = iter(drawn)
-            sampled = [_of_row(next(new)) if row.samples else None for row in run.rows]
+            logits = self._runner.forward(self.chunks(run))
+            sampled = taken_in(run, self._draw(logits, [row.sampling for row in run.rows]))
         except Exception as error:
             logger.exception("a step over %s failed", ", ".join(row.attempt_id for row in run.rows))
             return StepFailed(run.step_id, f"the step failed: {error!r}")
         return StepDone(run.step_id, sampled, (time.perf_counter() - started) * 1000)
+
+    def chunks(self, run: RunStep) -> list[SequenceChunk]:
+        """What the step computes."""
+        slots = self._arrays(run.rows)
+        return [SequenceChunk(row.output_ids[-1:], row.start, own) for row, own in zip(run.rows, slots, strict=True)]
 
     def _arrays(self, rows: Sequence[StepRow]) -> list[Int32Array]:
         kept, self._slots = self._slots, {}
@@ -61,5 +57,9 @@ class StepRunner:
         return [made[1] for made in self._slots.values()]
 
 
-def _of_row(drawn: SampledToken | Failure) -> tuple[SampledToken] | Failure:
-    return (drawn,) if isinstance(drawn, SampledToken) else drawn
+def taken_in(run: RunStep, drawn: Sequence[SampledToken | Failure]) -> list[tuple[SampledToken] | Failure]:
+    """Adds what was drawn for each row to its output; returns what StepDone has of it."""
+    for row, token in zip(run.rows, drawn, strict=True):
+        # Of a sequence that cannot go on nothing is used, but it may take part in the next step already.
+        row.output_ids.append(token.token_id if isinstance(token, SampledToken) else 0)
+    return [(token,) if isinstance(token, SampledToken) else token for token in drawn]

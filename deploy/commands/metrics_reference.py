@@ -139,11 +139,11 @@ def groups() -> list[Group]:
         _group("Store", (STORE,), kvstore.metrics),
         _group(
             "Transfers",
-            (STORE, PREFILL, STAGE),
+            (STORE, PREFILL, DECODE, STAGE),
             messenger.metrics,
             "Of the process's own connections by Messenger: of an engine and its stages, what goes from stage to stage.",
         ),
-        _group("Prefill engine", (PREFILL,), prefill_node.metrics),
+        _group("Prefill engine", (PREFILL, DECODE), prefill_node.metrics, "Of a decode engine, what it prefills itself."),
         _group("Decode engine", (DECODE,), decode_node.metrics),
         _group("Engines, by vLLM's names", (PREFILL, DECODE), node_runtime.metrics, _VLLM),
     ]

@@ -27,6 +27,7 @@ class SimulateOptions:
     seed: int
     requests: int | None
     speed: float
+    instances: int
     prefill: int
     decode: int
     coupled: int
@@ -41,12 +42,15 @@ class SimulateOptions:
 
 def simulate(options: SimulateOptions) -> None:
     """Raises ConfigError."""
+    if not options.instances and not (options.prefill and options.decode) and not options.coupled:
+        raise ConfigError("--prefill, --decode: a cluster without --instances needs one of each at least")
     console = Console(highlight=False)
     plan = Plan(
         workload=_workload(options),
         hardware=find_hardware(options.hardware),
         prefill=options.prefill,
         decode=options.decode,
+        instances=options.instances,
         coupled=options.coupled,
         config=options.config,
         prefill_tokens=options.prefill_tokens,
@@ -79,7 +83,7 @@ def _workload(options: SimulateOptions) -> Workload:
 
 def _table(result: Mapping[str, Any]) -> Table:
     summary, settings = result["summary"], result["settings"]
-    cluster = f"{settings['coupled']} coupled" if "coupled" in settings else f"{settings['prefill']} prefill + {settings['decode']} decode"
+    cluster = f"{settings['coupled']} coupled" if "coupled" in settings else _split(settings)
     table = Table("", "", title=f"{cluster} on {settings['hardware']}, {settings['policy']}, {settings['admission']}", show_header=False)
     table.columns[1].justify = "right"
     reasons = ", ".join(f"{reason} {count}" for reason, count in summary["rejected_by_reason"].items())
@@ -98,6 +102,11 @@ def _table(result: Mapping[str, Any]) -> Table:
     ):
         table.add_row(name, value)
     return table
+
+
+def _split(settings: Mapping[str, Any]) -> str:
+    parts = {"prefill": settings["prefill"], "decode": settings["decode"], "without a split": settings["instances"]}
+    return " + ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 
 def _milliseconds(summary: Mapping[str, Any], name: str, figures: tuple[str, ...]) -> str:

@@ -81,7 +81,7 @@ def _pools(reply: ClusterStatus) -> str:
 
 def _table(members: Sequence[Member], reply: ClusterStatus) -> Table:
     stores = {member.node_id or member.member_id for member in members if member.role == "store"}
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, padding=0)
     for name in ("instance", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "queue", "step", "slots used", "cached"):

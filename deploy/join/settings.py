@@ -22,6 +22,7 @@ _MACHINES_OWN = (
     "decode_node.threads",
     "device",
     "drain_s",
+    "instances",
     "kv.rdma_devices",
     "log",
     "metrics_port",

@@ -201,6 +201,8 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
             specs += node_processes("prefill", f"prefill-{index}", config, paths, ports)
         for index in range(config.decode):
             specs += node_processes("decode", f"decode-{index}", config, paths, ports)
+        for index in range(config.instances):
+            specs += node_processes("decode", f"instance-{index}", config, paths, ports, prefills=True)
     for index in range(config.conductor.replicas):
         specs += node_processes("conductor", f"conductor-{index}", config, paths, ports)
     if config.server.separate_gateway:
@@ -214,10 +216,16 @@ def metrics_ports(config: ClusterConfig) -> Iterator[int]:
 
 
 def node_processes(
-    role: NodeRole, name: str, config: ClusterConfig, paths: ClusterPaths, ports: Iterator[int], stage: int = 0
+    role: NodeRole,
+    name: str,
+    config: ClusterConfig,
+    paths: ClusterPaths,
+    ports: Iterator[int],
+    stage: int = 0,
+    prefills: bool = False,
 ) -> list[ProcessSpec]:
     """What a node of this role consists of: an engine has a store beside it. `ports`: of metrics. `stage`: of a prefill group over several
-    nodes."""
+    nodes. `prefills`: who decodes prefills, too."""
     secret = _secret(config)
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -228,13 +236,14 @@ def node_processes(
         return [ProcessSpec(name, role, name, command(module, "--instance-id", name), secret, drains=module != "conductor")]
     if role == "store":
         return [ProcessSpec(name, role, name, command("kvstore", "--node-id", name), secret)]
-    package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("decode_node", config.decode_node.threads)
+    package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("mixed_node", config.decode_node.threads)
     own = ("--node-id", name, "--instance-id", name)
+    ability = ("--prefills",) if prefills else ()
     computing = {"OMP_NUM_THREADS": str(threads), **secret}
     if stage:
         engine, store = (command(module, *own, "--stage", str(stage)) for module in ("prefill_node.stage", "kvstore"))
         return [ProcessSpec(f"{name}-store", "layer-store", name, store, secret), ProcessSpec(name, "stage", name, engine, computing)]
-    engine, store = command(package, *own), command("kvstore", "--node-id", name)
+    engine, store = command(package, *own, *ability), command("kvstore", "--node-id", name)
     return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, role, name, engine, computing, drains=True)]
 
 

@@ -27,7 +27,7 @@ from springtide.tls import cluster_tls
 _MAX_SOCKET_PATH = 107
 _CLOCK_SLACK_S = 2.0  # start times are told by a clock that is set now and then
 _LOCK = "lock"
-LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
+LONGEST_SOCKET_NAME = "instance-63.store.sock"  # 64 is the most that ClusterConfig allows
 
 
 @dataclass(frozen=True, slots=True)

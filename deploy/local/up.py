@@ -35,14 +35,14 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
     if config.ray.address is not None:
         config = on_ray(config)
     info = describe(config.model, config.max_context)
-    check_memory(config.kv, config.prefill + config.decode if config.ray.address in (None, LOCAL) else 0, memory_bytes())
+    check_memory(config.kv, config.num_nodes if config.ray.address in (None, LOCAL) else 0, memory_bytes())
     context = context_tokens(config, info)
     if config.redis_url is not None:
         check_redis(config.redis_url, config.tls)
     resolved = resolve(config)
-    if resolved.join_port is None and not (config.prefill and config.decode):
+    if resolved.join_port is None and not config.serves_alone:
         raise ConfigError(
-            "prefill and decode: a cluster of this machine alone has one of each at least; with --address, others may join it"
+            "prefill and decode: a cluster of this machine alone has instances, or one of each at least; with --address, others may join it"
         )
     with own_run_dir("springtide supervisor", config.run_dir) as run_dir:
         machine = _machine(placed(resolved, run_dir.path), info, config.redis_url is None, run_dir.temporary)
@@ -86,7 +86,7 @@ def _machine(config: ClusterConfig, info: ModelInfo, embedded_valkey: bool, temp
         [*processes(config, paths, embedded_valkey), *watching],
         temporary,
         beside,
-        serves_requests=bool(config.prefill and config.decode),
+        serves_requests=config.serves_alone,
         ca_dir=None if certificates is None else certificates.authority_directory,
         join_address=join_address,
     )

@@ -14,7 +14,7 @@ KEEP_LOST_S = 600.0
 """How long who was lost is still asked for."""
 _LOOK_S = 0.5
 """A lease that had less left at the last look may be over by the next."""
-_ROLES = ("conductor", "gateway", "prefill", "decode", "stage", "store", "layer-store")
+_ROLES = ("conductor", "gateway", "decode", "prefill", "stage", "store", "layer-store")
 """Of members that share a process, the first is what it is called."""
 
 

@@ -19,6 +19,8 @@ def on_ray(config: ClusterConfig) -> ClusterConfig:
         raise ConfigError("ray.address: Ray is not installed here; `pip install 'springtide[ray]'`")
     if str(config.ray.address).startswith("ray://"):
         raise ConfigError(f"ray.address: {config.ray.address} is for Ray's clients; run this on a machine of the Ray cluster, with `auto`")
+    if config.instances:
+        raise ConfigError("instances: Ray places prefill and decode nodes alone; leave it out, or ray.address")
     for role, least in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
         most = pool_config(config, role).most
         if not least:

@@ -8,7 +8,7 @@ from engine.batch import SamplingRow, Scoring, SequenceChunk
 from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.outputs import PrefillUpdate
+from springtide.protocol.outputs import PrefillDone, PrefillUpdate
 from springtide.values import value_class
 
 
@@ -58,4 +58,12 @@ class GiveWay:
     pass_id: int
 
 
-Action = storage.Order | RunPass | GiveWay | SendUpdate[PrefillUpdate]
+@value_class(frozen=True, slots=True)
+class Prefilled:
+    """The attempt's prompt, which stays here, is computed, its full blocks committed, and more is to come. Its slots are no concern of the
+    group's any more."""
+
+    done: PrefillDone
+
+
+Action = storage.Order | RunPass | GiveWay | Prefilled | SendUpdate[PrefillUpdate]

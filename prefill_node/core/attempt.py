@@ -79,17 +79,6 @@ class PrefillAttempt:
         return self.arrived_at - self.request.age_s
 
     @property
-    def num_top(self) -> int | None:
-        """How many log-probabilities are wanted in the place of each token of the prompt. None: none, or they have been sent before."""
-        return None if self.request.continues else self.request.params.prompt_logprobs
-
-    @property
-    def reusable_blocks(self) -> int:
-        """How many of its blocks need not be computed where they are in the pool. Its last token's logits are always wanted; where those of
-        all its tokens are, all are computed."""
-        return 0 if self.num_top is not None else (self.request.num_tokens - 1) // self.request.block_tokens
-
-    @property
     def idle(self) -> bool:
         """Whether it is in idle capacity: it gives way to all that are not."""
         return self.request.idle
@@ -129,7 +118,7 @@ class PrefillAttempt:
         request = self.request
         begin, end = self.launched, self.launched + num_tokens
         last = end == request.num_tokens
-        scoring = None if self.num_top is None else Scoring(request.token_ids[begin + 1 : end + 1], self.num_top)
+        scoring = None if request.num_top is None else Scoring(request.token_ids[begin + 1 : end + 1], request.num_top)
         chunk = SequenceChunk(request.token_ids[begin:end], begin, self.slots, wants_logits=last, wants_all=scoring is not None)
         if not last:
             return PassRow(self.attempt_id, chunk, None, scoring)
@@ -150,6 +139,6 @@ class PrefillAttempt:
             fetch_ms=self.fetch_ms if fetched_blocks > 0 else 0.0,
             # A pass hears a little later than this process that all is here.
             fetch_wait_ms=min(self.fetch_wait_ms, self.fetch_ms) if fetched_blocks > 0 else self.fetch_wait_ms,
-            prompt_logprobs=None if self.num_top is None else PromptLogprobs.joined(self.scores),
+            prompt_logprobs=None if self.request.num_top is None else PromptLogprobs.joined(self.scores),
             times=None if self.tally is None else self.tally.times(now, self.acquired_at, self.asked_at, fetched_blocks * bytes_per_block),
         )

@@ -6,7 +6,9 @@ their Release is held back until the last of those has ended in all stages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from node_runtime import events
 from node_runtime.calibration import CostCalibration
@@ -14,11 +16,11 @@ from node_runtime.events import SendUpdate
 from node_runtime.quiet import Disturbance, IdleTurns
 from node_runtime.slot_claims import SlotClaims, within_pages
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, GiveWay
+from prefill_node.core.actions import Action, GiveWay, Prefilled, RunPass
 from prefill_node.core.attempt import PrefillAttempt
 from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
 from prefill_node.core.layer_stream import due_pushes, pushable_blocks
-from prefill_node.core.scheduling import ChunkPolicy
+from prefill_node.core.scheduling import ChunkPolicy, WithStep
 from prefill_node.core.settings import PrefillSettings
 from springtide.chunking import Chunking
 from springtide.clock import ObservedTime, Tick
@@ -46,11 +48,37 @@ ANSWERS_WITH_SOURCES = 2
 """A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 
 
+class Beside(Protocol):
+    """Who decodes here, and has slots of the same store."""
+
+    def kept_for_growth(self, tenant: str | None = None) -> int:
+        """Slots that prompts have to leave (of the tenant's quota, if one is given): what those that decode are expected to grow by."""
+        ...
+
+    @property
+    def waits_since(self) -> float:
+        """When the request of the oldest that waits for slots there arrived at its gateway; inf: nobody does."""
+        ...
+
+
+class Nobody(Beside):
+    """Nobody does."""
+
+    @property
+    def waits_since(self) -> float:
+        return math.inf
+
+    def kept_for_growth(self, tenant: str | None = None) -> int:
+        return 0
+
+
 class PrefillCore:
     """The state of a prefill group, and every decision."""
 
-    def __init__(self, settings: PrefillSettings) -> None:
+    def __init__(self, settings: PrefillSettings, beside: Beside | None = None) -> None:
+        """`beside`: who decodes with the same engine; None: nobody."""
         self._settings = settings
+        self._beside: Beside = beside or Nobody()
         self._policy = ChunkPolicy(settings.chunking)
         self._calibration: CostCalibration[PrefillCost] = CostCalibration(settings.chunking.cost)
         self._groups = settings.layer_groups
@@ -59,7 +87,9 @@ class PrefillCore:
         self._num_idle = 0
         """How many of them are in idle capacity."""
         self._claims = SlotClaims()
-        self._passes = PassesInFlight(settings.num_stages)
+        self._passes = PassesInFlight(settings.num_stages, ahead=settings.mixes)
+        self._had_room = True
+        """For a pass, before the event."""
         self._idle = IdleTime()
         self._disturbance = Disturbance(settings.idle_slowdown)
         self._idle_turns = IdleTurns()
@@ -70,10 +100,12 @@ class PrefillCore:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Late, duplicate and unknown messages change nothing."""
-        had_room = self._passes.has_room
+        self._had_room = self._passes.has_room
         match event:
             case events.Start(session, start):
                 self._start(session, start, now)
+            case ev.Placed():
+                self._place(event, now)
             case AbortAttempt(attempt_id):
                 self._abort(attempt_id)
             case events.SessionEnded(session):
@@ -104,10 +136,29 @@ class PrefillCore:
         self._give_way(now)
         self._wait_for_slots(now)
         self._break_off()
-        self._launch(now, late=had_room)
+        if not self._settings.mixes and (run := self.launch(now)) is not None:
+            self._out.append(run)
         self._idle.saw(not self._passes, now)
         actions, self._out = self._out, []
         return actions
+
+    def launch(self, now: float, step: WithStep | None = None) -> RunPass | None:
+        """Begins a pass, if there is room for one and something to run. `step`: as of `ChunkPolicy.choose`."""
+        could_go_on = self._num_idle > 0 and any(one.idle and one.runnable for one in self._attempts.values())
+        self._idle_turns.look(could_go_on or self._passes.idle_work, now)
+        if not self._passes.has_room or self._claims.num_slots is None:
+            return None
+        wanted = self._policy.choose(self._attempts.values(), now, step, awaits=not self._settings.mixes)
+        chosen = within_pages(wanted, lambda one: one[0].slots, self._claims.pages, None if step is None else step.slots)
+        if not chosen or (chosen[0][0].idle and not self._idle_turns.may_begin(now)):
+            return None
+        for attempt, _ in chosen:
+            attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
+        pushes = due_pushes(chosen, self._groups, self._block_tokens)
+        stays = not self._settings.breaks_off or step is not None or self._idle_turns.overdue(now)
+        run = self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), self._had_room, stays, now)
+        self._idle.saw(False, now)
+        return run
 
     @property
     def has_idle(self) -> bool:
@@ -220,18 +271,29 @@ class PrefillCore:
             message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._refuse(session, request, FailureCode.INVALID, message)
             return
-        if request.idle and len(self._claims):
+        if request.idle and (len(self._claims) or self._beside.waits_since < math.inf):
             self._refuse(session, request, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
         self._num_idle += attempt.idle
-        if self._claims.goes_before(request.tenant):
+        if self._claims.goes_before(request.tenant) or self._beside.waits_since < attempt.requested_at:
             deadline = _slot_deadline(attempt)
             self._claims.wait(
                 attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, continues=request.continues
             )
         else:
             self._acquire(attempt, now)
+
+    def _place(self, placed: ev.Placed, now: float) -> None:
+        request, attempt_id = placed.start.request, placed.start.request.attempt_id
+        if attempt_id in self._attempts or attempt_id in self._passes.held_back():
+            self._refuse(placed.session, request, FailureCode.INTERNAL, f"there is an attempt {attempt_id} here already")
+            return
+        attempt = PrefillAttempt(placed.session, placed.start, placed.arrived_at, asked_at=placed.asked_at)
+        attempt.idle_before_s = self._idle.until(now)
+        self._attempts[attempt_id] = attempt
+        self._num_idle += attempt.idle
+        self._acquired(attempt, placed.acquired, now)
 
     def _refuse(self, session: int, request: Request, code: FailureCode, message: str) -> None:
         self._out.append(SendUpdate(session, AttemptFailed(request.attempt_id, Failure(code, message))))
@@ -247,7 +309,7 @@ class PrefillCore:
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
         attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
         request = attempt.request
-        reusable = attempt.reusable_blocks
+        reusable = request.reusable_blocks
         self._out.append(
             storage.Acquire(
                 attempt_id=attempt.attempt_id,
@@ -256,11 +318,13 @@ class PrefillCore:
                 max_reused_blocks=reusable,
                 sources=attempt.start.sources if reusable else (),
                 tenant=request.tenant,
-                recompute_us_per_block=self._recompute_us(request.num_tokens, reusable),
+                recompute_us_per_block=self.recompute_us(request.num_tokens, reusable),
+                leave_available=self._beside.kept_for_growth(),
+                leave_in_quota=self._beside.kept_for_growth(request.tenant),
             )
         )
 
-    def _recompute_us(self, num_tokens: int, blocks: int) -> int | None:
+    def recompute_us(self, num_tokens: int, blocks: int) -> int | None:
         """What each of a prompt's first `blocks` saves if it need not be computed."""
         if not blocks:
             return None
@@ -309,9 +373,15 @@ class PrefillCore:
             return
         if quota_used:
             self._take_from_idle(request.num_blocks, now, request.tenant)
-        deadline = _slot_deadline(attempt)
         self._claims.refused(
-            attempt.attempt_id, request.num_blocks, attempt.requested_at, deadline, now, tenant=request.tenant, quota_used=quota_used
+            attempt.attempt_id,
+            request.num_blocks,
+            attempt.requested_at,
+            _slot_deadline(attempt),
+            now,
+            tenant=request.tenant,
+            quota_used=quota_used,
+            kept_blocks=self._beside.kept_for_growth(),
         )
 
     def _acquired(self, attempt: PrefillAttempt, notice: storage.Acquired, now: float) -> None:
@@ -324,8 +394,9 @@ class PrefillCore:
         attempt.fetching = notice.remote_blocks > 0
         self._set_computed(attempt)
         start = attempt.start
-        self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
-        self._push_prefix(attempt)
+        if not start.stays:
+            self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
+            self._push_prefix(attempt)
 
     def _set_computed(self, attempt: PrefillAttempt) -> None:
         """Computation begins after the reused prefix."""
@@ -335,7 +406,7 @@ class PrefillCore:
 
     def _push_prefix(self, attempt: PrefillAttempt) -> None:
         """Hands over what is readable of the reused prefix, unless the whole prompt goes in one unit at the end."""
-        if attempt.phase != "running" or self._groups.in_one_unit(attempt.request.num_blocks):
+        if attempt.phase != "running" or attempt.start.stays or self._groups.in_one_unit(attempt.request.num_blocks):
             return
         local, reused = attempt.local_blocks, attempt.reused_blocks
         if attempt.pushed_blocks < local:
@@ -360,9 +431,27 @@ class PrefillCore:
 
     def _give_way(self, now: float) -> None:
         """Attempts in idle capacity give up their slots as soon as others wait for some."""
-        lacking = self._claims.wanted_blocks - self._claims.available
+        lacking = self.lacking
         if lacking > 0 and not self._passes.held_back() and now >= self._room_awaited_until:
             self._take_from_idle(lacking, now)
+
+    @property
+    def waits_since(self) -> float:
+        """As of Beside, of prompts."""
+        return self._claims.oldest_at
+
+    @property
+    def lacking(self) -> int:
+        """Slots that those who wait for some lack."""
+        return max(0, self._claims.wanted_blocks + self._beside.kept_for_growth() - self._claims.available) if self._claims else 0
+
+    def give_up(self, num_slots: int, now: float) -> list[Action]:
+        """Has attempts in idle capacity give up so many slots, for those that decode here."""
+        if self._passes.held_back() or now < self._room_awaited_until:
+            return []
+        self._take_from_idle(num_slots, now)
+        actions, self._out = self._out, []
+        return actions
 
     def _take_from_idle(self, num_slots: int, now: float, tenant: str | None = None) -> None:
         """Takes so many slots from those in idle capacity (of the tenant, if one is given), or all they have; who came last goes
@@ -382,7 +471,9 @@ class PrefillCore:
             waited = now - attempt.arrived_at
             message = f"no {attempt.request.num_blocks} slots came free within {waited:.1f} s"
             self._fail(attempt, Failure(FailureCode.POOL_FULL, message))
-        head = self._claims.next_to_ask(now)
+        if not self._claims or self._claims.oldest_at > self._beside.waits_since:
+            return
+        head = self._claims.next_to_ask(now, kept_blocks=self._beside.kept_for_growth())
         if head is not None:
             self._acquire(self._attempts[head], now)
 
@@ -396,27 +487,38 @@ class PrefillCore:
 
     # ---- passes ----
 
+    def __contains__(self, attempt_id: AttemptId) -> bool:
+        return attempt_id in self._attempts
+
+    @property
+    def budget_ms(self) -> float:
+        """What the tokens of a pass alone may take."""
+        return self._policy.chunking.budget_ms
+
+    def own_ms(self, run: RunPass) -> float:
+        """What the tokens of the pass were predicted to take."""
+        return run.predicted_ms - self.cost.fixed_ms
+
+    @property
+    def holds_idle(self) -> bool:
+        """Whether attempts in idle capacity hold slots."""
+        return self._num_idle > 0 and any(one.idle and one.phase == "running" for one in self._attempts.values())
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there is something to compute that is not in idle capacity."""
+        return any(not one.idle and one.runnable and not one.fetching for one in self._attempts.values())
+
+    def give_way(self) -> list[GiveWay]:
+        """Others have something to compute here: what is done about passes of idle work under way."""
+        return [GiveWay(pass_id) for pass_id in self._passes.give_way()] if self._passes.idle_work else []
+
     def _break_off(self) -> None:
         """Passes of idle work end as soon as others have something to compute here, or want quiet."""
         if self._passes.idle_work and (
             self._idle_turns.quiet or any(not one.idle and one.unlaunched_tokens for one in self._attempts.values())
         ):
-            self._out += map(GiveWay, self._passes.give_way())
-
-    def _launch(self, now: float, late: bool) -> None:
-        """`late`: there was room for a pass before, and nothing to run."""
-        could_go_on = self._num_idle > 0 and any(one.idle and one.runnable for one in self._attempts.values())
-        self._idle_turns.look(could_go_on or self._passes.idle_work, now)
-        if not self._passes.has_room or self._claims.num_slots is None:
-            return
-        chosen = within_pages(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._claims.pages)
-        if not chosen or (chosen[0][0].idle and not self._idle_turns.may_begin(now)):
-            return
-        for attempt, _ in chosen:
-            attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
-        pushes = due_pushes(chosen, self._groups, self._block_tokens)
-        stays = not self._settings.breaks_off or self._idle_turns.overdue(now)
-        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late, stays, now))
+            self._out += self.give_way()
 
     def _pass_ended(self, event: ev.PassEnded, now: float) -> None:
         ended = self._passes.end(event.pass_id)
@@ -440,6 +542,8 @@ class PrefillCore:
                 case ev.PassInterrupted(_, overdue) if not discarded:
                     self._interrupted(attempt, overdue)
                 case ev.PassGaveWay() if not discarded:
+                    # What is launched behind it builds on what it has not computed.
+                    self._passes.discard(attempt.attempt_id)
                     attempt.launched = attempt.computed
                 case ev.PassDone(_, sampled, elapsed_ms, _, scores):
                     attempt.compute_ms += elapsed_ms
@@ -455,7 +559,7 @@ class PrefillCore:
         """Passes of one sequence that waited for nothing show what the model predicts: all of it when they had the stages to themselves,
         the slowest stage's share when they came right behind another one of their size. Those that began some time after it had stages
         to themselves for a while."""
-        if len(ended.run.rows) > 1 or ended.run.awaits is not None:
+        if len(ended.run.rows) > 1 or ended.run.awaits is not None or event.shared:
             return
         if ended.run.scores or (ended.behind is not None and ended.behind.scores):
             # Logits of whole chunks are beside the model.
@@ -505,7 +609,12 @@ class PrefillCore:
     def _finish(self, attempt: PrefillAttempt, sampled: SampledToken, now: float) -> None:
         request = attempt.request
         output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._settings.eos_token_ids)
-        self._out.append(SendUpdate(attempt.session, attempt.done(output, self._block_tokens, self._groups.bytes_per_slot, now)))
+        done = attempt.done(output, self._block_tokens, self._groups.bytes_per_slot, now)
+        if attempt.start.stays and output.finish is None:
+            self._out.append(Prefilled(done))
+            self._take_off(attempt)
+            return
+        self._out.append(SendUpdate(attempt.session, done))
         if output.finish is not None:
             # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.
             self._forget(attempt)

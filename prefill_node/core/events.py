@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from node_runtime.events import EngineEvent
 from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
 from springtide.protocol.starts import PrefillStart
+from springtide.protocol.storage import Acquired
 from springtide.protocol.timings import StageTimes
 from springtide.values import value_class
 
@@ -35,6 +36,8 @@ class PassDone:
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
     stages: tuple[StageTimes, ...] = ()
     """Each stage's part, the first one's first; empty where nobody knows."""
+    shared: bool = False
+    """A decode node's step was computed with it: what it took says nothing of it alone."""
 
 
 @value_class(frozen=True, slots=True)
@@ -63,6 +66,18 @@ class PassGaveWay:
     pass_id: int
 
 
+@value_class(frozen=True, slots=True)
+class Placed:
+    """A prompt that stays here has its slots, and is to be computed. `arrived_at`: when it came here; `asked_at`: when the store was asked,
+    both in seconds of the core's clock."""
+
+    session: int
+    start: PrefillStart
+    acquired: Acquired
+    arrived_at: float
+    asked_at: float
+
+
 PassEnded = PassDone | PassInterrupted | PassGaveWay | PassFailed
 PassEvent = PassLeft | PassEnded
-Event = EngineEvent[PrefillStart] | PassEvent
+Event = EngineEvent[PrefillStart] | PassEvent | Placed

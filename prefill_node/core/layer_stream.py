@@ -58,6 +58,7 @@ def due_pushes(chosen: Sequence[tuple[PrefillAttempt, int]], groups: LayerGroups
     pushes = [
         push
         for attempt, num_tokens in chosen
+        if not attempt.start.stays
         for push in groups.units(
             attempt.attempt_id,
             _unsent_begin(attempt, groups, block_tokens),

@@ -8,14 +8,28 @@ How large chunks are says springtide/chunking.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from prefill_node.core.attempt import PrefillAttempt
 from springtide.chunking import EPSILON, LEAST_PART, Chunking
 from springtide.values import value_class
 
+LEAST_BESIDE = 8
+"""Tokens of a chunk that is computed with a decode node's step, though that has no time for it: prompts must come to their ends."""
 STRETCH = 3.0
 """An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner: with one
 objective for all lengths, the longest prompt would otherwise always be the most urgent one."""
+
+
+class WithStep(NamedTuple):
+    """A decode node's step that a pass is computed with."""
+
+    spare_ms: float
+    """By so much it may be lengthened."""
+    slots: Sequence[int] = ()
+    """Of all its sequences."""
+    idle: bool = False
+    """It is of sequences in idle capacity alone: prompts that are, too, may be computed with it."""
 
 
 @value_class(frozen=True, slots=True)
@@ -45,8 +59,12 @@ class ChunkPolicy:
         left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, attempt.launched)
         return left_ms / max(attempt.work_ms, 1e-3)
 
-    def choose(self, attempts: Iterable[PrefillAttempt], now: float) -> Sequence[tuple[PrefillAttempt, int]]:
+    def choose(
+        self, attempts: Iterable[PrefillAttempt], now: float, step: WithStep | None = None, *, awaits: bool = True
+    ) -> Sequence[tuple[PrefillAttempt, int]]:
         """Returns the attempts of the next pass with their numbers of tokens, at most `chunk_tokens` in all; empty when nothing can run.
+        `step`: what it is computed with, if anything. `awaits`: whether a pass may wait for a prefix that still arrives.
+
         Attempts in idle capacity run when there is nothing left to launch of any other, in passes of a LEAST_PART: who comes in the middle
         of one waits for its end.
 
@@ -57,17 +75,22 @@ class ChunkPolicy:
         candidates = [attempt for attempt in attempts if attempt.phase != "handing-over" and attempt.unlaunched_tokens > 0]
         if not candidates:
             return []
-        most_tokens, most_ms = self.chunking.chunk_tokens, self.chunking.budget_ms
+        most_tokens, most_ms, least_tokens = self.chunking.chunk_tokens, self.chunking.budget_ms, self.chunking.least_tokens
         others = [attempt for attempt in candidates if not attempt.idle]
-        if not others:
-            most_tokens, most_ms = self.chunking.least_tokens, most_ms / LEAST_PART
+        if step is not None:
+            candidates = candidates if step.idle else others
+            most_ms, least_tokens = min(most_ms, step.spare_ms), min(least_tokens, LEAST_BESIDE)
+        elif not others:
+            most_tokens, most_ms = least_tokens, most_ms / LEAST_PART
         runnable = [attempt for attempt in others or candidates if attempt.runnable]
         order = sorted(runnable, key=lambda attempt: self.relative_slack(attempt, now)) if len(runnable) > 1 else runnable
         ready = [attempt for attempt in order if not attempt.fetching]
         if not ready:
+            if not awaits:
+                return []
             return [(attempt, self._chunk(attempt, most_tokens, most_ms)) for attempt in order[:1]]
         first, others = ready[0], ready[1:]
-        alone = self._chunk(first, most_tokens, most_ms)
+        alone = self._chunk(first, most_tokens, most_ms, least_tokens)
         if not others:
             return [(first, alone)]
         alone_ms = self.chunking.own_ms(alone, first.launched)
@@ -77,7 +100,7 @@ class ChunkPolicy:
         joining = self._joining(gaining, most_tokens // 2, most_ms / 2)
         taken = sum(num_tokens for _, num_tokens in joining)
         taken_ms = sum(self.chunking.own_ms(num_tokens, attempt.launched) for attempt, num_tokens in joining)
-        return [(first, self._chunk(first, most_tokens - taken, most_ms - taken_ms)), *joining]
+        return [(first, self._chunk(first, most_tokens - taken, most_ms - taken_ms, least_tokens)), *joining]
 
     def pass_ms(self, chosen: Iterable[tuple[PrefillAttempt, int]]) -> float:
         """Predicted time of a pass of these, which have not been launched yet, through all stages."""
@@ -100,6 +123,6 @@ class ChunkPolicy:
         rest_ms = self.chunking.own_ms(attempt.unlaunched_tokens, attempt.launched)
         return alone_ms * first.work_ms >= rest_ms * attempt.work_ms
 
-    def _chunk(self, attempt: PrefillAttempt, tokens: int, budget_ms: float) -> int:
+    def _chunk(self, attempt: PrefillAttempt, tokens: int, budget_ms: float, least_tokens: int | None = None) -> int:
         """How many of its tokens the next chunk has: as many as `tokens` and the time allow, though not too few."""
-        return min(attempt.unlaunched_tokens, self.chunking.next_chunk(attempt.launched, tokens, budget_ms))
+        return min(attempt.unlaunched_tokens, self.chunking.next_chunk(attempt.launched, tokens, budget_ms, least_tokens))

@@ -24,3 +24,5 @@ class PrefillSettings:
     answer_s: float = 2.5
     idle_slowdown: float = 0.05
     breaks_off: bool = True
+    mixes: bool = False
+    """Passes are launched when they are asked for (`PrefillCore.launch`): a decode node's steps are computed with them."""

@@ -21,6 +21,7 @@ from prefill_node.server.measuring import measure_group
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import PrefillCost
+from springtide.ids import InstanceId
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
 from springtide.stage_layers import configured_split
@@ -33,7 +34,8 @@ MEASURE_BUDGET_S = 2.0
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     """Runs the engine of a prefill group, as `node_runtime.process.serve` does."""
     threads = arguments.config.prefill_node.threads
-    await process.serve(arguments, Role.PREFILL, threads, lambda thread: _prepare(arguments, thread), stop)
+    names = {Role.PREFILL: InstanceId(arguments.instance_id)}
+    await process.serve(arguments, names, threads, lambda thread: _prepare(arguments, thread), stop)
 
 
 async def _prepare(arguments: ProcessArguments, thread: ModelThread) -> PrefillServer:
@@ -49,7 +51,7 @@ async def _prepare(arguments: ProcessArguments, thread: ModelThread) -> PrefillS
         runner = await thread.run(load_runner, arguments, Role.PREFILL, None if alone else (ranges[0].start, ranges[0].stop))
         await group.load(ranges, runner)
         if alone:
-            cost = await thread.run(_cost_alone, arguments, runner)
+            cost = await thread.run(cost_alone, arguments, runner)
         else:
             cost = await _cost_of_group(arguments, group)
         return PrefillServer(Parts(arguments, runner, thread, MonotonicClock()), cost, group)
@@ -69,7 +71,7 @@ def _measured_split(arguments: ProcessArguments) -> tuple[range, ...]:
     return split(costs.layers, config.prefill_node.stages, costs.embedding, costs.head)
 
 
-def _cost_alone(arguments: ProcessArguments, runner: ModelRunner) -> PrefillCost:
+def cost_alone(arguments: ProcessArguments, runner: ModelRunner) -> PrefillCost:
     """What passes take in one stage, measured without the group's ado: it is all that there is to measure."""
 
     def measure(scratch: Sequence[int]) -> PrefillCost:

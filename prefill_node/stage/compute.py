@@ -153,15 +153,13 @@ def compute(
     ) -> StagePassEnded:
         busy_s = runner.work_clock() - began - (hooks.waited_s if runner.waiting_counts else 0.0)
         waited_ms = hooks.waited_s * 1000 + runner.copy_times().load_waited_ms
-        tokens = tuple(one if isinstance(one, SampledToken) else _NO_TOKEN for one in drawn)
-        refused = {place: one.message for place, one in enumerate(drawn) if isinstance(one, Failure)}
-        return StagePassEnded(part.pass_id, outcome, message, tokens, max(0.0, busy_s) * 1000, waited_ms, tuple(scores), refused)
+        return part_ended(part, outcome, message, drawn, scores, max(0.0, busy_s) * 1000, waited_ms)
 
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
         if outgoing is not None:
             put(hidden, outgoing)
-        scores = _scores(runner, part, hidden) if part.scoring else []
+        scores = scores_of(runner, part, hidden) if part.scoring else []
         drawn = draw(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except GaveWay:
         return ended(StageOutcome.VOID)
@@ -177,8 +175,23 @@ def compute(
     return ended(StageOutcome.DONE, drawn=drawn, scores=scores)
 
 
-def _scores(runner: ModelRunner, part: PassPart, hidden: torch.Tensor) -> list[PromptLogprobs]:
-    """Of the chunks that want all logits, from what came of the last layer."""
+def part_ended(
+    part: PassPart,
+    outcome: StageOutcome,
+    message: str = "",
+    drawn: Sequence[SampledToken | Failure] = (),
+    scores: Sequence[PromptLogprobs] = (),
+    busy_ms: float = 0.0,
+    waited_ms: float = 0.0,
+) -> StagePassEnded:
+    """What is said of the part at its end. `drawn`: for each chunk that ends its prompt."""
+    tokens = tuple(one if isinstance(one, SampledToken) else _NO_TOKEN for one in drawn)
+    refused = {place: one.message for place, one in enumerate(drawn) if isinstance(one, Failure)}
+    return StagePassEnded(part.pass_id, outcome, message, tokens, busy_ms, waited_ms, tuple(scores), refused)
+
+
+def scores_of(runner: ModelRunner, part: PassPart, hidden: torch.Tensor, rows_before: int = 0) -> list[PromptLogprobs]:
+    """Of the chunks that want all logits, from what came of the last layer. `rows_before`: of `hidden`, those that are not the part's."""
     between, vocab_size = partial(runner.logits_between, hidden), runner.model.config.vocab_size
-    begins = accumulate((len(chunk.token_ids) for chunk in part.chunks), initial=0)
+    begins = accumulate((len(chunk.token_ids) for chunk in part.chunks), initial=rows_before)
     return [score(between, begin, wanted, vocab_size) for begin, wanted in zip(begins, part.scoring, strict=False) if wanted is not None]

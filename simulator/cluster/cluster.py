@@ -9,21 +9,23 @@ from functools import partial
 from conductor.core.conductor import ConductorCore
 from conductor.core.types import events as ev
 from decode_node.core.settings import DecodeSettings
-from simulator.cluster.decode import SimDecode
+from prefill_node.core.settings import PrefillSettings
 from simulator.cluster.gateway import SimGateway
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop
+from simulator.cluster.mixed import SimMixed
 from simulator.cluster.network import Network
 from simulator.cluster.options import ClusterOptions
 from simulator.cluster.orders import SimOrders, SimRoleSwitch
-from simulator.cluster.prefill import SimPrefill
+from simulator.cluster.prefill import SimPrefill, layer_groups
 from simulator.cluster.processor import Processor
 from simulator.cluster.records import Records
 from simulator.cluster.series import Series
 from simulator.cluster.store import SimStore
 from simulator.workload import Workload
+from springtide.chunking import Chunking
 from springtide.clock import Tick
-from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
+from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId, prefill_side
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.storage import SnapshotPart, Tier
 
@@ -40,8 +42,8 @@ class Cluster:
         self.loop = Loop()
         self.conductor = ConductorCore(options.conductor)
         self.stores: dict[NodeId, SimStore] = {}
-        self.prefills: dict[InstanceId, SimPrefill] = {}
-        self.decodes: dict[InstanceId, SimDecode] = {}
+        self.prefills: dict[InstanceId, SimPrefill | SimMixed] = {}
+        self.decodes: dict[InstanceId, SimMixed] = {}
         self.records = Records(workload.requests, self.loop.stop)
         self.processor = Processor(self.loop, options.cores)
         self.network = Network(options.hardware.link_bytes_per_s)
@@ -58,12 +60,18 @@ class Cluster:
         )
         self.orders = SimOrders(options, self.loop, self.network, self.stores, self._conduct, self._switch)
         self._to_report: set[InstanceId] = set()
+        self._names: dict[InstanceId, tuple[InstanceId, ...]] = {}
+        """By which the Conductor knows an engine of both roles."""
         self._incarnations: Counter[InstanceId] = Counter()
         for role, count in ((Role.PREFILL, options.prefill), (Role.DECODE, options.decode)):
             for number in range(count):
                 instance_id = InstanceId(f"{role.value}-{number}")
                 self._add_store(instance_id, role)
                 self._begin(instance_id, role)
+        for number in range(options.instances):
+            instance_id = InstanceId(f"instance-{number}")
+            self._add_store(instance_id, Role.PREFILL)
+            self._begin_mixed(instance_id)
         self.series = Series(self.conductor, self.records, options.sample_every_s)
 
     def run(self) -> None:
@@ -88,9 +96,8 @@ class Cluster:
             instance.validate()
             instance.store.pool.validate()
 
-    def instances(self) -> Iterator[SimPrefill | SimDecode]:
-        yield from self.prefills.values()
-        yield from self.decodes.values()
+    def instances(self) -> Iterator[SimPrefill | SimMixed]:
+        yield from dict.fromkeys((*self.prefills.values(), *self.decodes.values()))
 
     def _schedule_next(self, arrivals: Iterator[int], arrive: Callable[[int], None]) -> None:
         index = next(arrivals, None)
@@ -113,6 +120,18 @@ class Cluster:
             self._add_prefill(instance_id, store)
         else:
             self._add_decode(instance_id, store)
+        self._announce_engine(instance_id, role, store)
+
+    def _begin_mixed(self, instance_id: InstanceId) -> None:
+        """An engine of both roles: whoever orders prompts of it knows it by a name of its own."""
+        store, prefill_id = self.stores[NodeId(instance_id)], prefill_side(instance_id)
+        self._add_decode(instance_id, store, pages=self._num_slots(Role.DECODE))
+        self.prefills[prefill_id] = self.decodes[instance_id]
+        self._names[instance_id] = (prefill_id, instance_id)
+        self._announce_engine(instance_id, Role.DECODE, store)
+        self._announce_engine(prefill_id, Role.PREFILL, store)
+
+    def _announce_engine(self, instance_id: InstanceId, role: Role, store: SimStore) -> None:
         self._incarnations[instance_id] += 1
         address = str(store.node_id)
         self._conduct(ev.InstanceUp(InstanceRef(instance_id, role, address, store.node_id, address), self._incarnations[instance_id]))
@@ -134,7 +153,8 @@ class Cluster:
             lambda: self._report(instance_id),
         )
 
-    def _add_decode(self, instance_id: InstanceId, store: SimStore) -> None:
+    def _add_decode(self, instance_id: InstanceId, store: SimStore, pages: int | None = None) -> None:
+        """`pages`: of the accelerators, where the store's slots are the host's memory."""
         options = self.options
         settings = DecodeSettings(
             cost=options.hardware.decode_cost,
@@ -144,18 +164,21 @@ class Cluster:
             ingest_lease_s=options.ingest_lease_s,
             slot_wait_s=options.slot_wait_s,
             overlap=False,
-            inline_tokens=options.conductor.inline_tokens,
         )
-        self.decodes[instance_id] = SimDecode(
+        chunking = Chunking(options.hardware.prefill_cost, options.conductor.chunk_tokens, options.conductor.chunk_ms)
+        groups = layer_groups(options.hardware, options.conductor.block_tokens)
+        self.decodes[instance_id] = SimMixed(
             instance_id,
             store,
             options.hardware,
+            PrefillSettings(chunking, groups, options.conductor.block_tokens, eos_token_ids=()),
             settings,
             options.late_tbt_slo_ms,
             self.loop,
             partial(self.processor.start, options.step_contention),
             self.gateway,
             lambda: self._report(instance_id),
+            pages,
         )
 
     def _num_slots(self, role: Role) -> int:
@@ -227,9 +250,11 @@ class Cluster:
 
     def _say(self, instance_id: InstanceId) -> None:
         self._to_report.discard(instance_id)
-        instance = self.prefills.get(instance_id) or self.decodes.get(instance_id)
-        if instance is not None:
-            self._conduct(ev.LoadReported(instance_id, self._incarnations[instance_id], instance.load()))
+        for name in self._names.get(instance_id, (instance_id,)):
+            if (prefill := self.prefills.get(name)) is not None:
+                self._conduct(ev.LoadReported(name, self._incarnations[name], prefill.load(Role.PREFILL)))
+            elif (decode := self.decodes.get(name)) is not None:
+                self._conduct(ev.LoadReported(name, self._incarnations[name], decode.load(Role.DECODE)))
 
     def _tick(self) -> None:
         self.orders.give(self._conduct(Tick()))

@@ -11,9 +11,9 @@ from gateway import events as ev
 from gateway.core import GatewayCore
 from gateway.state import Limits
 from node_runtime.events import Start
-from simulator.cluster.decode import SimDecode
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop, Mailbox, Timer
+from simulator.cluster.mixed import SimMixed
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.records import LOST, Records
 from simulator.workload import SimRequest
@@ -30,7 +30,7 @@ from springtide.protocol.starts import AbortAttempt
 GATEWAY = GatewayId("gateway")
 MAX_NEW_TOKENS = 1 << 17
 """What clients ask for, if so much has room; how much will come, nobody knows beforehand."""
-_SESSION = 0
+_SESSION = 1
 _NAMESPACE = BlockKey(bytes(16))
 
 
@@ -44,8 +44,8 @@ class SimGateway:
         context_tokens: int,
         loop: Loop,
         conductor: Callable[[conductor_events.Event], list[conductor_events.Action]],
-        prefills: Mapping[InstanceId, SimPrefill],
-        decodes: Mapping[InstanceId, SimDecode],
+        prefills: Mapping[InstanceId, SimPrefill | SimMixed],
+        decodes: Mapping[InstanceId, SimMixed],
     ) -> None:
         """`context_tokens`: of the longest sequence that a decode node can hold."""
         self.records = records
@@ -152,7 +152,7 @@ class SimGateway:
             case ev.StartAtPrefill():
                 self._start_prefill(action)
             case ev.Abort(side, instance_id, attempt_id):
-                instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side is Role.PREFILL else self._decodes
+                instances: Mapping[InstanceId, SimPrefill | SimMixed] = self._prefills if side is Role.PREFILL else self._decodes
                 # One that has left its role has nothing of the attempt any more.
                 if instance_id in instances:
                     instances[instance_id].tell(AbortAttempt(attempt_id))

@@ -19,6 +19,8 @@ class ClusterOptions:
     prefill: int
     decode: int
     conductor: ConductorSettings
+    instances: int = 0
+    """That prefill and decode, beside those that do one of both."""
     stage_shares: tuple[float, ...] = (1.0,)
     """Of a pass's time, in each stage of a prefill group."""
     eviction: EvictionName = "hit-density"

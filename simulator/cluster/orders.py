@@ -10,8 +10,8 @@ from functools import partial
 from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchRole
 from node_runtime.role_switch import LOOK_EVERY_S, Drain
-from simulator.cluster.decode import SimDecode
 from simulator.cluster.loop import Loop
+from simulator.cluster.mixed import SimMixed
 from simulator.cluster.network import Network
 from simulator.cluster.options import ClusterOptions
 from simulator.cluster.prefill import SimPrefill
@@ -94,7 +94,7 @@ class SimOrders:
 class SimRoleSwitch:
     """Calls `over` once the instance has had no work for a moment, or `drain_s` after the beginning."""
 
-    def __init__(self, instance: SimPrefill | SimDecode, drain_s: float, loop: Loop, over: Callable[[], None]) -> None:
+    def __init__(self, instance: SimPrefill | SimMixed, drain_s: float, loop: Loop, over: Callable[[], None]) -> None:
         self._instance, self._loop, self._over = instance, loop, over
         self._drain = Drain(drain_s, loop.now)
         self._look()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from node_runtime import events as node_events
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, GiveWay, RunPass
+from prefill_node.core.actions import Action, GiveWay, Prefilled, RunPass
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
 from simulator.cluster.loop import Loop, Mailbox
@@ -20,7 +20,7 @@ from springtide.chunking import Chunking
 from springtide.clock import Tick
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol import storage
-from springtide.protocol.instances import Load
+from springtide.protocol.instances import Load, Role
 from springtide.protocol.outputs import PrefillUpdate, SampledToken
 
 TOKEN = SampledToken(1)
@@ -35,6 +35,12 @@ class _SimPass:
     began: float
     compute_s: float
     arrived: float
+
+
+def layer_groups(hardware: Hardware, block_tokens: int) -> LayerGroups:
+    """How a simulated prompt's KV is cut on its way to the decode side."""
+    bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
+    return LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
 
 
 class SimPrefill:
@@ -55,8 +61,7 @@ class SimPrefill:
         self.instance_id = instance_id
         self.store = store
         self._hardware, self._loop, self._compute, self._reply, self._changed = hardware, loop, compute, reply, changed
-        bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
-        groups = LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
+        groups = layer_groups(hardware, block_tokens)
         cost = replace(hardware.prefill_cost, slowest_share=max(stage_shares))
         chunking = Chunking(cost, chunk_tokens, chunk_ms)
         self._core = PrefillCore(PrefillSettings(chunking, groups, block_tokens, eos_token_ids=(), num_stages=len(stage_shares)))
@@ -72,7 +77,8 @@ class SimPrefill:
     def tell(self, event: ev.Event) -> None:
         self._mailbox.post(event)
 
-    def load(self) -> Load:
+    def load(self, role: Role = Role.PREFILL) -> Load:
+        """It has no other role."""
         return self._core.load(self.store.pool.num_slots, self.store.slots_available)
 
     @property
@@ -106,6 +112,8 @@ class SimPrefill:
                 self._reply(self.instance_id, update)
             case storage.Push():
                 pass  # Whole passes at once, when they have ended: `_ran`.
+            case Prefilled():
+                raise AssertionError("no prompt stays here")
             case GiveWay():
                 pass  # It was through: who comes waits for its end, an eighth of a chunk.
             case _:
@@ -149,12 +157,12 @@ class SimPrefill:
         elapsed_s = now - max(began, self._last_end)
         self._last_end = now
         self.busy_s += elapsed_s
-        for attempt_id, blocks in _pushed(run).items():
+        for attempt_id, blocks in pushed_by(run).items():
             self.store.push(attempt_id, blocks, began, now)
         sampled = tuple(None if row.sampling is None else TOKEN for row in run.rows)
         self.tell(ev.PassDone(run.pass_id, sampled, elapsed_s * 1000))
 
 
-def _pushed(run: RunPass) -> dict[AttemptId, range]:
+def pushed_by(run: RunPass) -> dict[AttemptId, range]:
     """The blocks that this pass makes final."""
     return {push.attempt_id: range(push.block_begin, push.block_end) for push in run.pushes}

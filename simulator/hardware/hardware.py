@@ -56,6 +56,12 @@ class Hardware:
         """The time of one decode step of `batch` sequences with `context_tokens` together."""
         return self.steps.step_ms(batch, context_tokens)
 
+    def mixed_ms(self, rows: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:
+        """The time of one pass over rows as of `pass_ms` and a decode step as of `step_ms` together: weights are read once, and each
+        sequence is a token more; its attention is that of the step."""
+        attention_ms = self.step_ms(batch, context_tokens) - self.step_ms(batch, 0) if batch else 0.0
+        return self.pass_ms([*rows, *[(1, 0)] * batch]) + attention_ms
+
     def steps_ms(self, batch: int, context_tokens: int, k: int) -> float:
         """k consecutive decode steps of the same batch, of which the first finds `context_tokens`."""
         return self.steps.steps_ms(batch, context_tokens, k)

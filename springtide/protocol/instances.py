@@ -78,9 +78,12 @@ class Load:
     slots_promised: int = 0
     """Decode: what attempts there are expected to grow by, and what those that wait will take."""
     idle: IdleLoad = NO_IDLE_LOAD
+    slowed_by: float = 0.0
+    """Prefill: by how much longer than alone its prompts take now, for what the engine decodes (0.5: half as long again); `queue_ms` and
+    `prefill_cost` have it in them."""
 
     def __post_init__(self) -> None:
-        for name, amount in (("queue_ms", self.queue_ms), ("step_ms", self.step_ms)):
+        for name, amount in (("queue_ms", self.queue_ms), ("step_ms", self.step_ms), ("slowed_by", self.slowed_by)):
             if not 0 <= amount < math.inf:
                 raise ValueError(f"Load.{name} must be finite and not negative, not {amount}")
 

@@ -111,7 +111,7 @@ class Assignment:
 
     attempt_id: AttemptId
     prefill: InstanceRef
-    """The decode instance itself where the prompt is inlined: there is no prefill side then."""
+    """Of the decode instance's node where the prompt is inlined: there is no prefill side then."""
     decode: InstanceRef
     local_blocks: int
     """Predicted to be at the prefill group's own store."""
@@ -130,8 +130,8 @@ class Assignment:
 
     @property
     def inlined(self) -> bool:
-        """The decode node computes the prompt: there is no prefill side."""
-        return self.prefill.instance_id == self.decode.instance_id
+        """The engine that decodes computes the prompt, too: there is no prefill side."""
+        return self.prefill.node_id == self.decode.node_id
 
 
 class Reason(Enum):

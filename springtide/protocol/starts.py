@@ -69,6 +69,17 @@ class Request:
         return blocks_for(len(self.token_ids), self.block_tokens)
 
     @property
+    def num_top(self) -> int | None:
+        """How many log-probabilities are wanted in the place of each token of the prompt. None: none, or they have been sent before."""
+        return None if self.continues else self.params.prompt_logprobs
+
+    @property
+    def reusable_blocks(self) -> int:
+        """How many of its blocks need not be computed where they are in the pool. Its last token's logits are always wanted; where those of
+        all its tokens are, all are computed."""
+        return 0 if self.num_top is not None else (self.num_tokens - 1) // self.block_tokens
+
+    @property
     def first_position(self) -> int:
         """Output position of the next token."""
         return len(self.token_ids) - self.num_prompt_tokens
@@ -85,11 +96,17 @@ class PrefillStart:
 
     request: Request
     decode_store_address: str
+    """Empty: it stays where it is computed, for this very engine decodes it."""
     decode_store_node_id: NodeId
     ttft_budget_ms: float
     """Allowed from now on; 0 for none. The local order of chunks follows it."""
     sources: tuple[PrefixSource, ...] = ()
     """Where more of the prefix lies than here, best first."""
+
+    @property
+    def stays(self) -> bool:
+        """Nothing is handed over."""
+        return not self.decode_store_address
 
 
 @value_class(frozen=True, slots=True)
@@ -108,6 +125,9 @@ class DecodeStart:
     """The admission check may refuse it."""
     expected_tokens: float = 0.0
     """Predicted length of the output still to come: room is kept for it. 0: not known."""
+    ttft_budget_ms: float = 0.0
+    """The same as of PrefillStart, and so are `sources`; where it is inlined."""
+    sources: tuple[PrefixSource, ...] = ()
 
 
 @value_class(frozen=True, slots=True)

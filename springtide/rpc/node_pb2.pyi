@@ -180,20 +180,24 @@ class DecodeCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
-    __slots__ = ("request", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens")
+    __slots__ = ("request", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens", "ttft_budget_ms", "sources")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     INLINED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     REFUSABLE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     request: Request
     tbt_slo_ms: float
     inlined: bool
     waits: bool
     refusable: bool
     expected_tokens: float
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
+    ttft_budget_ms: float
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ..., ttft_budget_ms: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
     __slots__ = ("outputs", "prefilled", "reserved", "failed", "signs", "times")
@@ -260,7 +264,7 @@ class IdleLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., slots_held: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "max_batch", "attempt_ids", "prefill_cost", "decode_cost", "ssd_read_us_per_block", "slots_promised", "idle")
+    __slots__ = ("running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "max_batch", "attempt_ids", "prefill_cost", "decode_cost", "ssd_read_us_per_block", "slots_promised", "idle", "slowed_by")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +279,7 @@ class Load(_message.Message):
     SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    SLOWED_BY_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     tokens: int
@@ -289,7 +294,8 @@ class Load(_message.Message):
     ssd_read_us_per_block: int
     slots_promised: int
     idle: IdleLoad
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., prefill_cost: _Optional[_Union[PrefillCost, _Mapping]] = ..., decode_cost: _Optional[_Union[DecodeCost, _Mapping]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ..., idle: _Optional[_Union[IdleLoad, _Mapping]] = ...) -> None: ...
+    slowed_by: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., prefill_cost: _Optional[_Union[PrefillCost, _Mapping]] = ..., decode_cost: _Optional[_Union[DecodeCost, _Mapping]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ..., idle: _Optional[_Union[IdleLoad, _Mapping]] = ..., slowed_by: _Optional[float] = ...) -> None: ...
 
 class PrefillCost(_message.Message):
     __slots__ = ("fixed_ms", "per_token_ms", "per_pair_ms", "slowest_share")

@@ -73,11 +73,11 @@ def test_an_instance_that_comes_back_at_another_node_is_matched_with_that_nodes_
     keys = keys_of(4)
     hold(core, "p1", keys)
     asked = request("a", num_tokens=4 * core.settings.block_tokens + 1)
-    assert [e.local_blocks for e in core.scheduler.estimate(asked, core.state.output_tokens(asked), 0, 1.0).prefills] == [0, 4]
+    assert [e.local_blocks for e in core.scheduler.estimate(asked, core.state.output_tokens(asked), 0, 0.0, 1.0).prefills] == [0, 4]
     core.handle(InstanceDown(InstanceId("p0"), 1), 1.0)
     core.handle(InstanceUp(InstanceRef(InstanceId("p0"), Role.PREFILL, "p0:1", NodeId("p1"), "p1:2"), 2), 1.0)
     report(core, "p0", Role.PREFILL, now=1.0, incarnation=2)
-    assert [e.local_blocks for e in core.scheduler.estimate(asked, core.state.output_tokens(asked), 1, 1.0).prefills] == [4, 4]
+    assert [e.local_blocks for e in core.scheduler.estimate(asked, core.state.output_tokens(asked), 1, 0.0, 1.0).prefills] == [4, 4]
 
 
 @given(st.integers(0, 2**32))
@@ -91,7 +91,7 @@ def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
         for event in range(chance.randrange(1, 5)):
             anything(core, chance, 5 * step + event, now)
         probe = request(f"probe{step}", num_tokens=chance.randrange(1, 900))
-        alternatives = core.scheduler.estimate(probe, core.state.output_tokens(probe), step, now)
+        alternatives = core.scheduler.estimate(probe, core.state.output_tokens(probe), step, 0.0, now)
         ready = {
             role: [instance for instance in core.state.of_role(role) if core.scheduler.ready(instance)]
             for role in (Role.PREFILL, Role.DECODE)

@@ -317,8 +317,9 @@ class Call:
 
     @property
     def names(self) -> list[str]:
+        """Of the arrays that it takes: who is whose twin, it does not ask."""
         columns = [] if self.into is None else [name for name, column in self.into.plain().items() if isinstance(column, list)]
-        return [*self.arrays, *columns]
+        return [*self.arrays, *(name for name in columns if name != "twin")]
 
     def given(self, name: str) -> Any:
         return self.arrays[name] if name in self.arrays else getattr(self.into, name)

@@ -53,8 +53,8 @@ def test_in_the_arena_nothing_is_loaded() -> None:
 
 def test_a_prompt_that_was_computed_here_is_not_loaded() -> None:
     node = Node(loads_ahead=True)
-    (run,) = only(node.tell(start("a", 10, inlined=True)), RunStep)
-    actions = node.step(run)
+    node.tell(start("a", 10, inlined=True))
+    actions = node.prompt_computed("a")
     assert loading(actions) == [] and [rows_of(run) for run in only(actions, RunStep)] == [["a"]]
 
 
@@ -166,10 +166,13 @@ def test_prompts_that_are_computed_here_and_keep_coming_keep_nobody_waiting_who_
     node = Node(40, loads_ahead=True)
     node.tell(events.StoreConnected(40, pages=10))
     node.tell(start("old", 9 * BLOCK_TOKENS - 1))
-    (run,) = only(node.tell(start("young-0", 6, inlined=True, max_tokens=20)), RunStep)
+    node.tell(start("young-0", 6, inlined=True, max_tokens=20))
+    (run,) = only(node.prompt_computed("young-0"), RunStep)
     actions = node.tell(Ingested("old", 100))
     for i in range(1, 12):
         actions += node.tell(start(f"young-{i}", 6, inlined=True, max_tokens=20))
+        if f"young-{i}" in node.core.prefilling:
+            actions += node.prompt_computed(f"young-{i}")
         if "old" in loading(actions):
             actions = node.tell(ev.Loaded("old"))
         actions += node.step(run)

@@ -15,7 +15,6 @@ import torch
 from decode_node.core.actions import LoadAhead
 from decode_node.core.events import Loaded
 from decode_node.server import loads
-from decode_node.server.server import DecodeServer
 from engine.device.base import Device
 from engine.device.streams import ImmediateStreams, SlabCopy, copy_all
 from engine.formats.files import describe
@@ -23,12 +22,13 @@ from engine.kv_cache import device_cache
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from engine.sampling.grammars import Grammars
+from mixed_node.server.server import MixedServer
 from node_runtime import devices
 from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
 from springtide.clock import MonotonicClock
 from springtide.config import load_config
-from springtide.cost import DecodeCost
+from springtide.cost import DecodeCost, PrefillCost
 from springtide.process import ProcessArguments
 from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
@@ -190,7 +190,8 @@ async def test_when_the_store_is_gone_nothing_is_loaded_and_no_slot_is_noted(
     )
     arguments = ProcessArguments(load_config(overrides={"model": str(model)}, environ={}), info, tmp_path, "", "decode-0", "127.0.0.1")
     thread = ModelThread(1)
-    node = DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0), Grammars(arguments.model_info))
+    parts, costs = Parts(arguments, runner, thread, MonotonicClock()), (PrefillCost(1.0, 1.0, 0.0), DecodeCost(1.0, 1.0, 0.0))
+    node = MixedServer(parts, costs, Grammars(arguments.model_info), {})
     told: list[Any] = []
     monkeypatch.setattr(node, "tell", told.append)
     node.act(LoadAhead("a", (1, 2, 3)))

@@ -9,8 +9,8 @@ from decode_node.core.actions import Action, RunStep
 from node_runtime.events import SendUpdate
 from springtide.protocol.outputs import SampledToken
 from springtide.protocol.storage import Ingested
-from springtide.protocol.timings import DecodeTimes, PassTimes
-from tests.support.decode_core import Node, only, prefilled, start
+from springtide.protocol.timings import DecodeTimes
+from tests.support.decode_core import Node, only, start
 from tests.support.node_core import traced
 
 
@@ -48,20 +48,3 @@ def test_of_an_untraced_output_nothing_is_told() -> None:
     seen = step(node, actions, 10.0)
     seen += step(node, seen, 10.0)
     assert told(seen) == []
-
-
-def test_a_traced_prompt_that_is_inlined_tells_of_each_step_that_computed_it() -> None:
-    node = Node()
-    node.now = 1.0
-    actions = node.tell(traced(start("a", 18, inlined=True, max_tokens=3)))
-    seen: list[Action] = []
-    while not prefilled(seen):
-        (run,) = only(actions, RunStep)
-        node.now += 0.5
-        sampled = [[SampledToken(5)] if row.samples else None for row in run.rows]
-        actions = node.tell(ev.StepDone(run.step_id, sampled, 500.0))
-        seen += actions
-    (done,) = prefilled(seen)
-    assert done.times is not None and done.times.age_ms == pytest.approx(1000 * (node.now - 1.0))
-    assert sum(one.num_tokens for one in done.times.passes) == 18
-    assert done.times.passes[0] == PassTimes(0.0, pytest.approx(500.0), 0, done.times.passes[0].num_tokens)

@@ -98,7 +98,7 @@ def test_none_is_ended_that_serves(cluster: Cluster) -> None:
     assert [(pod, name) for pod, names in SERVING.items() for name in names if not cluster.pods[pod].lives(name)] == []
 
 
-@pytest.mark.parametrize(("pod", "name", "module"), [("prefill-0", "store", "kvstore"), ("decode-0", "decode", "decode_node")])
+@pytest.mark.parametrize(("pod", "name", "module"), [("prefill-0", "store", "kvstore"), ("decode-0", "decode", "mixed_node")])
 def test_who_hangs_is_ended(cluster: Cluster, pod: str, name: str, module: str) -> None:
     there = cluster.pods[pod]
     process = psutil.Process(there.containers[name].pid)

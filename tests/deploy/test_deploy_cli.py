@@ -70,7 +70,8 @@ def taken_port() -> Iterator[int]:
         (("--set", "kv.block_tokns=64"), {}, "kv.block_tokns (from command line): there is no such setting"),
         (("--set", "kv.block_tokens"), {}, "--set kv.block_tokens: write --set KEY=VALUE"),
         (("--prefill", "65"), {}, "prefill (from command line)"),
-        (("--prefill", "0"), {}, "a cluster of this machine alone has one of each at least"),
+        (("--prefill", "0"), {}, "a cluster of this machine alone has instances, or one of each at least"),
+        (("--instances", "65"), {}, "instances (from command line)"),
         (("--dtype", "int4"), {}, "dtype (from command line)"),
         ((), {"SPRINGTIDE_DECODE": "many"}, "decode (from SPRINGTIDE_DECODE)"),
         (("--config", "/nowhere/cluster.yaml"), {}, "cannot read the configuration file /nowhere/cluster.yaml"),
@@ -122,6 +123,41 @@ def test_config_shows_what_all_sources_make_together(springtide: Springtide) -> 
     result = springtide("config", "--set", "kv.arena_size=2MiB", SPRINGTIDE_PREFILL="3")
     assert result.returncode == 0
     assert "prefill: 3" in result.stdout and f"arena_size: {2 << 20}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "counts"),
+    [
+        ({}, (0, 1, 1)),
+        ({"SPRINGTIDE_INSTANCES": "0"}, (0, 1, 1)),
+        ({"SPRINGTIDE_INSTANCES": "3"}, (3, 0, 0)),
+        ({"SPRINGTIDE_INSTANCES": "3", "SPRINGTIDE_PREFILL": "1"}, (3, 1, 0)),
+    ],
+)
+def test_beside_instances_there_are_no_nodes_of_one_role_unless_they_are_asked_for(
+    environment: dict[str, str], counts: tuple[int, int, int], springtide: Springtide
+) -> None:
+    result = springtide("config", **environment)
+    assert result.returncode == 0
+    for name, count in zip(("instances", "prefill", "decode"), counts, strict=True):
+        assert f"\n{name}: {count}\n" in f"\n{result.stdout}", name
+
+
+def test_an_instance_is_an_engine_that_prefills_and_decodes_and_a_store(tmp_path: Path) -> None:
+    config = placed(resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "instances": 2}, environ={})), tmp_path)
+    specs = {spec.name: spec for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False)}
+    assert set(specs) == {"conductor-0", "instance-0", "instance-0-store", "instance-1", "instance-1-store"}
+    assert "mixed_node" in specs["instance-0"].command and "--prefills" in specs["instance-0"].command
+
+
+def test_a_simulated_cluster_has_instances_or_both_kinds_of_node(springtide: Springtide) -> None:
+    few = ("simulate", "--workload", "chat", "--requests", "3")
+    result = springtide(*few, "--prefill", "0")
+    assert result.returncode == 2 and "a cluster without --instances needs one of each at least" in result.stderr
+    result = springtide(*few, "--instances", "2")
+    assert result.returncode == 0 and "2 without a split" in result.stdout
+    result = springtide(*few, "--instances", "2", "--decode", "1")
+    assert result.returncode == 0 and "1 decode + 2 without a split" in result.stdout
 
 
 def test_help_imports_nothing_heavy() -> None:

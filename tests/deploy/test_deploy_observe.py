@@ -46,6 +46,13 @@ def test_each_process_is_one_target_called_as_its_log_is() -> None:
     }
 
 
+def test_an_engine_that_prefills_and_decodes_is_one_target_called_as_its_node() -> None:
+    targets = Targets("moon")
+    both = [member("prefill", "instance-0.prefill", 9001), member("decode", "instance-0", 9001), member("store", "instance-0", 9002)]
+    targets.see([(each, LEASE_S) for each in both], 0.0)
+    assert set(seen(targets)) == {"instance-0", "instance-0-store"}
+
+
 def test_who_starts_anew_keeps_its_name() -> None:
     targets = Targets("moon")
     targets.see([(STORE, LEASE_S)], 0.0)

@@ -787,6 +787,7 @@ def test_a_cluster_on_ray_has_a_placer_in_the_place_of_nodes(tmp_path_factory: p
     ("settings", "said"),
     [
         ({"prefill": 0}, "prefill: with ray.address there is one node of each role at least, not 0"),
+        ({"instances": 2}, "instances: Ray places prefill and decode nodes alone"),
         ({"decode": 3, "ray.decode.most": 2}, "ray.decode.most: it is 2, fewer than the 3"),
         ({"ray.address": "ray://10.0.0.1:10001"}, "run this on a machine of the Ray cluster"),
         ({"prefill_node.stages": 2, "prefill_node.spread_stages": True}, "prefill_node.spread_stages: a Ray of this machine alone"),

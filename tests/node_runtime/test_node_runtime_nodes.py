@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from decode_node.server.server import DecodeServer
 from decode_node.server.steps import StepRunner
 from engine.sampling.grammars import Grammars
 from messenger.tcp.transport import TcpTransport
+from mixed_node.server.server import MixedServer
 from node_runtime import neighbours
 from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
@@ -225,7 +225,8 @@ async def test_a_pass_that_is_decided_just_when_the_store_is_lost_fails(nodes: E
 async def test_slots_that_were_promised_are_taken_before_the_store_tells_of_it(nodes: EngineNodes) -> None:
     thread = ModelThread(1)
     arguments, runner = nodes.arguments("decode-0"), DirectEngine(nodes).runner
-    server = DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0), Grammars(arguments.model_info))
+    parts, costs = Parts(arguments, runner, thread, MonotonicClock()), (PrefillCost(1.0, 1.0, 0.0), DecodeCost(1.0, 1.0, 0.0))
+    server = MixedServer(parts, costs, Grammars(arguments.model_info), {})
     server.on_notice(storage.StoreLoad(4, 9))
     server.on_notice(storage.Reserved(AttemptId("a"), (Slot(1), Slot(2), Slot(3)), 0))
     server.on_notice(storage.Grown(AttemptId("a"), (Slot(4),)))

@@ -13,9 +13,11 @@ from kvstore.link import StoreLink
 from node_runtime import process
 from springtide.config import load_config
 from springtide.errors import ConfigError, NoMemory
+from springtide.ids import InstanceId
 from springtide.membership import Member
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol.instances import Role
 
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
 
@@ -50,6 +52,6 @@ async def test_an_engine_announces_what_its_model_is_computed_with(tmp_path: Pat
     config = load_config(overrides={"redis_url": "redis://127.0.0.1:1", "kv.open_to_strangers": True}, environ={})
     arguments = ProcessArguments(config, MODEL, tmp_path, "decode-0", "decode-0", "127.0.0.1")
     health, link = SimpleNamespace(set=set_health), SimpleNamespace(address="127.0.0.1:2")
-    announcement = process._Announcement(arguments, "decode", "torch", "127.0.0.1:1", "127.0.0.1:3", health)
+    announcement = process._Announcement(arguments, {Role.DECODE: InstanceId("decode-0")}, "torch", "127.0.0.1:1", "127.0.0.1:3", health)
     await announcement.announce(link, 1)  # type: ignore[arg-type]
     assert [(member.member_id, member.details["kernels"]) for member in announced] == [("decode-0", "torch")]

@@ -11,7 +11,7 @@ import pytest
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.placement.policy import POLICIES
 from simulator.cluster import Cluster
-from simulator.cluster.decode import SimDecode
+from simulator.cluster.mixed import SimMixed
 from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
@@ -27,11 +27,10 @@ def request(number: int, arrival_s: float, blocks: Sequence[int], output_tokens:
     return SimRequest(number, arrival_s, len(blocks) * BLOCK + tail, output_tokens, (*blocks, 10**6 + number))
 
 
-def run(requests: Sequence[SimRequest], prefill: int = 2, decode: int = 2, **config: Any) -> Cluster:
+def run(requests: Sequence[SimRequest], prefill: int = 2, decode: int = 2, instances: int = 0, **config: Any) -> Cluster:
     settings = {name.replace("__", "."): value for name, value in {"conductor__admission": "baseline", **config}.items()}
-    cluster = Cluster(
-        Workload("test", BLOCK, requests), options_of(Plan(Workload("test", BLOCK, requests), HARDWARE, prefill, decode, config=settings))
-    )
+    workload = Workload("test", BLOCK, requests)
+    cluster = Cluster(workload, options_of(Plan(workload, HARDWARE, prefill, decode, instances, config=settings)))
     cluster.run()
     cluster.validate()
     return cluster
@@ -67,15 +66,15 @@ def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pyt
     workload = generate("chat", 2.0, 60.0, seed=3, block_tokens=BLOCK)
     many = run(workload.requests).records
 
-    original = SimDecode._run
+    original = SimMixed._run
 
-    def one_at_a_time(self: SimDecode, run: Any) -> None:
+    def one_at_a_time(self: SimMixed, run: Any) -> None:
         original(self, run)
         assert self._steps is not None and self._job is not None
         self._steps.count = 1
         self._job.resize(self._steps.seconds(1))
 
-    monkeypatch.setattr(SimDecode, "_run", one_at_a_time)
+    monkeypatch.setattr(SimMixed, "_run", one_at_a_time)
     single = run(workload.requests).records
     for column in ("ttft_ms", "finished_s"):
         for ours, theirs in zip(getattr(many, column), getattr(single, column), strict=True):
@@ -83,11 +82,12 @@ def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pyt
     assert sum(many.output_tokens) == sum(single.output_tokens)
 
 
+@pytest.mark.parametrize(("prefill", "decode", "instances"), [(2, 2, 0), (0, 0, 4), (1, 1, 2)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", GENERATORS)
-def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str) -> None:
+def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str, prefill: int, decode: int, instances: int) -> None:
     workload = generate(name, 4.0, 20.0, seed=1, block_tokens=BLOCK)
-    cluster = run(workload.requests, conductor__policy=policy)
+    cluster = run(workload.requests, prefill, decode, instances, conductor__policy=policy)
     records = cluster.records
     for index, asked in enumerate(workload.requests):
         rejected = records.rejected(index) is not None
@@ -98,6 +98,22 @@ def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: st
     for store in cluster.stores.values():
         counts = store.pool.counts()
         assert (counts.in_use, counts.quarantined, counts.leases, counts.ingests) == (0, 0, 0, 0)
+
+
+def test_without_a_split_a_prompt_is_decoded_where_it_is_computed_and_its_next_turn_finds_all_of_it() -> None:
+    first = SimRequest(0, 0.0, BLOCK, 2 * BLOCK + 1, (1,), output_blocks=(2, 3))
+    second = SimRequest(1, 1000.0, 3 * BLOCK + 1, 4, (1, 2, 3, 4))
+    cluster = run([first, second], prefill=0, decode=0, instances=2)
+    assert cluster.records.cached_tokens[1] == 3 * BLOCK
+    assert sorted(len(store.pool.held_keys()) for store in cluster.stores.values()) == [0, 3]
+
+
+@pytest.mark.parametrize("tbt_slo_ms", [60.0, 200.0])
+def test_no_time_between_tokens_is_beyond_the_objective_however_many_prompts_come(tbt_slo_ms: float) -> None:
+    workload = generate("poisson", 2.0, 60.0, seed=2, block_tokens=BLOCK)
+    settings = {"conductor.admission": "baseline", "slo.tbt_ms": tbt_slo_ms}
+    summary = simulate(Plan(workload, HARDWARE, 0, 0, 4, config=settings))["summary"]
+    assert summary["completed"] == summary["requests"] and summary["gap_ms_p99"] <= tbt_slo_ms
 
 
 def test_a_small_pool_makes_requests_wait_and_not_fail() -> None:

@@ -12,7 +12,7 @@ FILE = CHART / "values.schema.json"
 OF_THE_CHART = {
     "": (
         *("model", "cluster", "cluster_secret", "redis_url", "valkey_port", "drain_s", "metrics_port", "tls", "observe"),
-        *("address", "join_port", "run_dir", "prefill", "decode"),
+        *("address", "join_port", "run_dir", "instances", "prefill", "decode"),
     ),
     "server": ("host", "port", "grpc_port", "separate_gateway"),
     "conductor": ("replicas",),

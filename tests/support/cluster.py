@@ -232,7 +232,8 @@ class Cluster:
         """Of everybody who is announced by the process that runs under the name now."""
         named = {f"{member.member_id}-store" if member.role == "store" else member.member_id: member for member in self.members()}
         running = self.record.processes
-        return {name: member.incarnation for name, member in named.items() if member.pid == running.get(name)}
+        # An engine of both roles has another name as a prefill instance.
+        return {name: member.incarnation for name, member in named.items() if member.pid == running.get(name.removesuffix(".prefill"))}
 
     def _whole(self, restarted: str | None) -> bool:
         now = {**self._incarnations(), "valkey": self.record.processes.get("valkey", 0)}
@@ -245,7 +246,9 @@ class Cluster:
             status = self.status()
             known = {instance.instance.instance_id: instance.incarnation for instance in status.instances if instance.ready}
             engines = {
-                name: incarnation for name, incarnation in now.items() if name.startswith(("prefill", "decode")) and "store" not in name
+                name: incarnation
+                for name, incarnation in now.items()
+                if name.startswith(("prefill", "decode", "instance")) and "store" not in name
             }
             return known == engines and httpx.get(f"{self.url}/ready", timeout=5, verify=False).status_code == httpx.codes.OK
         except (grpc.RpcError, httpx.HTTPError, AssertionError):

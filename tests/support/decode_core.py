@@ -11,30 +11,31 @@ from hypothesis import strategies as st
 
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, LoadAhead, RunStep
+from decode_node.core.actions import Action, ComputePrompt, LoadAhead, RunStep
 from decode_node.core.settings import DecodeSettings
 from node_runtime import events
 from node_runtime.events import SendUpdate
 from springtide.blocks import block_keys
 from springtide.clock import Tick
 from springtide.cost import DecodeCost
+from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.protocol.outputs import AttemptFailed, FailureCode, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure, make_request
 
 MAX_BATCH = 3
 NUM_SLOTS = 12
-INLINE_TOKENS = 20
 POOL_FULL = failure(FailureCode.POOL_FULL)
 
 
 ActionT = TypeVar("ActionT")
 
 
-def new_core(overlap: bool, loads_ahead: bool = False) -> DecodeCore:
+def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None = None) -> DecodeCore:
     settings = DecodeSettings(
         cost=DecodeCost(1.0, 1.0, 0.01),
         block_tokens=BLOCK_TOKENS,
@@ -43,7 +44,7 @@ def new_core(overlap: bool, loads_ahead: bool = False) -> DecodeCore:
         ingest_lease_s=300.0,
         slot_wait_s=30.0,
         overlap=overlap,
-        inline_tokens=INLINE_TOKENS,
+        inline_tokens=inline_tokens,
         loads_ahead=loads_ahead,
     )
     return DecodeCore(settings)
@@ -63,11 +64,30 @@ def start(
     tenant: str = "",
     expected_tokens: float = 0.0,
     idle: bool = False,
+    sources: tuple[PrefixSource, ...] = (),
+    ttft_budget_ms: float = 0.0,
 ) -> events.Start:
     """A continuation, with tokens already `sent`, is not refused by the admission check."""
     request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
     request = replace(request, age_s=age_s, tenant=tenant, idle=idle)
-    return events.Start(session, DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens))
+    begin = DecodeStart(
+        request,
+        tbt_slo_ms,
+        inlined,
+        waits,
+        refusable=not sent,
+        expected_tokens=expected_tokens,
+        ttft_budget_ms=ttft_budget_ms,
+        sources=sources,
+    )
+    return events.Start(session, begin)
+
+
+def done_of(name: str, position: int, token: int, *, ends: bool = False) -> PrefillDone:
+    """The first token of a prompt that the engine has computed."""
+    finish = Finish.STOP if token == EOS else Finish.LENGTH if ends else None
+    tokens = () if token == EOS else (SampledToken(token),)
+    return PrefillDone(TokenOutput(AttemptId(name), position, tokens, finish), cached_tokens=0)
 
 
 def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
@@ -101,10 +121,18 @@ def rows_of(run: RunStep) -> list[str]:
 class Node:
     """A connected core over a store that answers at once, as far as it has slots."""
 
-    def __init__(self, num_slots: int = NUM_SLOTS, *, overlap: bool = False, reused_blocks: int = 0, loads_ahead: bool = False) -> None:
-        """`reused_blocks`: of every prompt that is inlined."""
+    def __init__(
+        self,
+        num_slots: int = NUM_SLOTS,
+        *,
+        overlap: bool = False,
+        loads_ahead: bool = False,
+        reused_blocks: int = 0,
+        inline_tokens: int | None = None,
+    ) -> None:
         self.reused_blocks = reused_blocks
-        self.core = new_core(overlap, loads_ahead)
+        """Of every prompt that is inlined."""
+        self.core = new_core(overlap, loads_ahead, inline_tokens)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
         self.tell(events.StoreConnected(num_slots))
@@ -118,7 +146,9 @@ class Node:
             self.core.validate()
             seen += actions
             for action in actions:
-                if not isinstance(action, RunStep | LoadAhead | SendUpdate):
+                if isinstance(action, AbortAttempt):
+                    self.store.order(Release(action.attempt_id))
+                elif not isinstance(action, RunStep | LoadAhead | ComputePrompt | SendUpdate):
                     self.store.order(action)
                     pending += self.answers(action)
         return seen
@@ -132,8 +162,7 @@ class Node:
             given = self.store.give(name)
             if given is None:
                 return [AttemptFailed(name, POOL_FULL)]
-            reused = min(self.reused_blocks, order.max_reused_blocks)
-            self.store.committed[name] = reused
+            self.store.committed[name] = reused = min(self.reused_blocks, order.max_reused_blocks)
             return [Acquired(name, given, reused, 0)]
         if isinstance(order, Grow):
             self.store.growing.remove(order)
@@ -148,15 +177,20 @@ class Node:
         """How the node is doing, the store's slots apart."""
         return self.core.load(slots_total=0, slots_available=0)
 
+    def prompt_computed(self, name: str, first_token: int = 100) -> list[Action]:
+        """The engine has computed it."""
+        if first_token == EOS:
+            self.store.order(Release(AttemptId(name)))
+        return self.tell(ev.PromptComputed(done_of(name, 0, first_token)))
+
     def join(self, begin: events.Start, first_token: int = 100) -> list[Action]:
         return self.tell(begin) + self.tell(Ingested(begin.start.request.attempt_id, first_token))
 
     def step(self, run: RunStep, token: int = 5) -> list[Action]:
         """Runs it, sampling the same token for each."""
         for row in run.rows:
-            if row.samples:
-                row.output_ids.append(token)
-        return self.tell(ev.StepDone(run.step_id, [(SampledToken(token),) if row.samples else None for row in run.rows], 2.0))
+            row.output_ids.append(token)
+        return self.tell(ev.StepDone(run.step_id, [(SampledToken(token),)] * len(run.rows), 2.0))
 
 
 class World:
@@ -177,6 +211,8 @@ class World:
         self.lost_runs: list[RunStep] = []
         """Of a store that is gone: what they write, nobody sees."""
         self.ingesting: list[str] = []
+        self.prompts: dict[str, Sequence[int]] = {}
+        """Those that the engine computes, with their slots."""
         self.loading: dict[str, Sequence[int]] = {}
         self.loaded: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -200,6 +236,13 @@ class World:
                 case RunStep():
                     assert self.pages is None or all(self.begun[name].start.inlined or name in self.loaded for name in rows_of(action))
                     self.launched.append(action)
+                case ComputePrompt(order, acquired):
+                    assert order.stays and self.begun[order.request.attempt_id].start.inlined
+                    assert self.store.may_use(order.request.attempt_id, acquired.slots)
+                    self.prompts[order.request.attempt_id] = acquired.slots
+                case AbortAttempt(name):
+                    self.prompts.pop(name, None)
+                    self.store.order(Release(name))
                 case LoadAhead(name, slots):
                     assert name not in self.loading and name not in self.loaded
                     assert self.store.may_use(name, slots) and len(slots) == self.begun[name].start.request.num_blocks
@@ -243,6 +286,7 @@ class World:
 
     def possible(self) -> list[str]:
         choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing) + ["load"] * bool(self.loading)
+        choices += ["compute_prompt"] * bool(self.prompts)
         return choices + ["run_step"] * bool(self.launched) + ["end_step"] * bool(self.ended_steps) + ["ingest"] * bool(self.ingesting)
 
     def pick(self, names: Iterable[str]) -> str:
@@ -277,6 +321,7 @@ class World:
     def lose_store(self) -> None:
         self.store.lost()
         self.ingesting.clear()
+        self.prompts.clear()
         self.memory.clear()
         self.lost_runs = list(self.launched)
         self.tell(events.StoreLost("lost"))
@@ -294,12 +339,10 @@ class World:
         order = self.store.unanswered[name]
         given = self.store.give(name)
         if given is None:
-            self.tell(AttemptFailed(name, POOL_FULL))
+            self.tell(AttemptFailed(AttemptId(name), POOL_FULL))
         elif isinstance(order, Acquire):
             reused = self.store.committed[name] = self.data.draw(st.integers(0, order.max_reused_blocks), label="reused")
-            for position, token_id in enumerate(self.begun[name].start.request.token_ids[: reused * BLOCK_TOKENS]):
-                self.write(given, position, token_id)
-            self.tell(Acquired(name, given, reused, 0))
+            self.tell(Acquired(AttemptId(name), given, reused, 0))
         else:
             self.ingesting.append(name)
             self.tell(Reserved(name, given, 0))
@@ -327,6 +370,23 @@ class World:
             self.excused.add(name)
         self.tell(Ingested(name, token))
 
+    def compute_prompt(self) -> None:
+        name = self.pick(self.prompts)
+        slots, request = self.prompts.pop(name), self.begun[name].start.request
+        if self.data.draw(st.integers(0, 9), label="prompt fails") == 9:
+            self.store.order(Release(AttemptId(name)))
+            self.tell(ev.PromptFailed(AttemptId(name), failure(FailureCode.INTERNAL)))
+            return
+        for position, token_id in enumerate(request.token_ids):
+            self.write(slots, position, token_id)
+        self.store.order(Commit(AttemptId(name), 0, request.keys))
+        token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
+        self.sampled[name].append(token)
+        done = done_of(name, request.first_position, token, ends=request.params.max_tokens == request.first_position + 1)
+        if done.output.finish is not None:
+            self.store.order(Release(AttemptId(name)))
+        self.tell(ev.PromptComputed(done))
+
     def load(self) -> None:
         """The last that the engine tells of it; now and then twice."""
         name = self.pick(self.loading)
@@ -345,21 +405,16 @@ class World:
         if self.data.draw(st.integers(0, 19), label="step fails") == 19:
             self.ended_steps.append(ev.StepFailed(run.step_id, "by the test"))
             return
-        assert sum(len(row.prompt) for row in run.rows) <= INLINE_TOKENS
-        tokens: list[int | None] = []
+        tokens: list[int] = []
         for row in run.rows:
             if run not in self.lost_runs:
                 assert self.store.may_use(row.attempt_id, row.slots)
-                for i, token_id in enumerate(row.prompt or row.output_ids[-1:]):
-                    self.write(row.slots, row.start + i, token_id)
-            if not row.samples:
-                tokens.append(None)
-                continue
+                self.write(row.slots, row.start, row.output_ids[-1])
             token = self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")
             tokens.append(token)
             row.output_ids.append(token)
             self.sampled[row.attempt_id].append(token)
-        sampled = [None if token is None else (SampledToken(token),) for token in tokens]
+        sampled = [(SampledToken(token),) for token in tokens]
         self.ended_steps.append(ev.StepDone(run.step_id, sampled, 1.0))
 
     def end_step(self) -> None:

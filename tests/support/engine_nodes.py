@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-import decode_node.server.starting as decode
+import mixed_node.server.starting as mixed
 import prefill_node.server.starting as prefill
 from engine.batch import SamplingRow, SequenceChunk
 from engine.formats.files import describe
@@ -66,11 +66,13 @@ class EngineNodes:
             overrides={**plain, **flat, "kv.open_to_strangers": True, "redis_url": f"redis://127.0.0.1:{self._valkey.port}"}, environ={}
         )
         self._membership = Membership(self.config.redis_url or "", self.config.cluster, 5.0)
-        names = [f"prefill-{i}" for i in range(self.config.prefill)] + [f"decode-{i}" for i in range(self.config.decode)]
-        for name in names:
+        counts = {"prefill": self.config.prefill, "decode": self.config.decode, "instance": self.config.instances}
+        nodes = [f"{kind}-{i}" for kind, count in counts.items() for i in range(count)]
+        for name in nodes:
             await self.start_store(name)
             self._start_engine(name)
-        self.members = {name: await self.member(name) for name in names}
+        both = [f"{name}.prefill" for name in nodes if name.startswith("instance")]
+        self.members = {name: await self.member(name) for name in (*nodes, *both)}
         self.gateway = Gateway(self)
         return self
 
@@ -86,7 +88,8 @@ class EngineNodes:
         self._valkey.stop()
 
     def arguments(self, node_id: str) -> ProcessArguments:
-        return ProcessArguments(self.config, self.info, self._run_dir, node_id, node_id, "127.0.0.1")
+        prefills = node_id.startswith("instance")
+        return ProcessArguments(self.config, self.info, self._run_dir, node_id, node_id, "127.0.0.1", prefills=prefills)
 
     async def start_store(self, node_id: str) -> None:
         self.stores[node_id] = Store(options_of(self.arguments(node_id)), self._make_transport)
@@ -116,7 +119,7 @@ class EngineNodes:
 
     def _start_engine(self, name: str) -> None:
         arguments, stop = self.arguments(name), asyncio.Event()
-        serve = prefill.serve if name.startswith("prefill") else decode.serve
+        serve = prefill.serve if name.startswith("prefill") else mixed.serve
         self._stops[name] = stop
         self._engines.append(asyncio.create_task(serve(arguments, stop), name=name))
 
@@ -245,9 +248,10 @@ class Gateway:
         inlined: bool = False,
         waits: bool = False,
         idle: bool = False,
+        refusable: bool = True,
     ) -> str:
         """Returns the attempt's id. `source`: the node whose store holds more of the prefix. `inlined`: the decode node computes the
-        prompt. `waits`: the decode node is asked first, and prefill begins when it has room."""
+        prompt. `waits`: the decode node is asked first, and prefill begins when it has room. `refusable`: for its objective."""
         prefill_id, decode_id = on
         attempt_id = new_id("attempt")
         members = self._nodes.members
@@ -263,8 +267,12 @@ class Gateway:
             block_tokens=block_tokens,
             idle=idle,
         )
-        decode_start = node_pb2.DecodeStart(request=request, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=True)
+        decode_start = node_pb2.DecodeStart(request=request, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=refusable)
+        source_blocks = len(token_ids) // block_tokens
         if inlined:
+            if source is not None:
+                address = members[source].details["store_address"]
+                decode_start.sources.add(node_id=source, store_address=address, num_blocks=source_blocks)
             await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
             return attempt_id
         prefill_start = node_pb2.PrefillStart(
@@ -274,9 +282,8 @@ class Gateway:
             ttft_budget_ms=30_000,
         )
         if source is not None:
-            prefill_start.sources.add(
-                node_id=source, store_address=members[source].details["store_address"], num_blocks=len(token_ids) // block_tokens
-            )
+            address = members[source].details["store_address"]
+            prefill_start.sources.add(node_id=source, store_address=address, num_blocks=source_blocks)
 
         async def begin_prefill() -> None:
             await self.session(prefill_id).send(node_pb2.PrefillCommand(start=prefill_start))

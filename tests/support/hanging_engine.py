@@ -1,4 +1,4 @@
-"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node` or `python -m decode_node`, as the node's id says, that
+"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node` or `python -m mixed_node`, as the node's id says, that
 never ends a pass or a step with HANGING in it, and takes that for a hang soon."""
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from decode_node.__main__ import main as decode_main
 from decode_node.core.actions import RunStep
-from decode_node.server import server as decode_server
 from decode_node.server.steps import StepRunner
+from mixed_node.__main__ import main as decode_main
+from mixed_node.server import server as mixed_server
+from mixed_node.server import steps as mixed_steps
 from node_runtime import model_thread
 from prefill_node.__main__ import main as prefill_main
 from prefill_node.core.actions import RunPass
@@ -87,8 +88,8 @@ def main() -> None:
     formation.END_TIMEOUT_S = 1.0
     formation.compute = computing
     formation.longest_pass_s = longest_pass_s
-    decode_server.StepRunner = HangingSteps  # type: ignore[misc]
-    decode_server.longest_s = lambda *_: 1.0
+    mixed_steps.StepRunner = HangingSteps  # type: ignore[misc]
+    mixed_server.longest_s = lambda *_: 1.0
     (decode_main if sys.argv[sys.argv.index("--node-id") + 1].startswith("decode") else prefill_main)()
 
 

@@ -97,7 +97,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
     def __init__(self, kind: type[InstancesT]) -> None:
         self._kind: type[InstancesT] = kind
         self._row_of: dict[InstanceId, int] = {}
-        self._node_ids: tuple[NodeId, ...] = ()
+        self.node_ids: tuple[NodeId, ...] = ()
+        """Of each row."""
         self._written: list[Load | None] = []
         """The load of each row."""
         self.instance_ids: tuple[InstanceId, ...] = ()
@@ -138,7 +139,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         rows = [(instance, bit) for instance, bit in chosen if bit is not None]
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)
         self._by_name = None
-        self._node_ids = tuple(instance.ref.node_id for instance, _ in rows)
+        self.node_ids = tuple(instance.ref.node_id for instance, _ in rows)
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
         self.instances = self._kind.zeros(len(rows))
         self.locate([bit for _, bit in rows], [transfers.number(instance.ref.node_id) for instance, _ in rows])
@@ -163,7 +164,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         row = self._row_of.get(instance.ref.instance_id)
         if not in_view or not self.ready(instance):
             return row is None
-        if row is None or self._node_ids[row] != instance.ref.node_id:
+        if row is None or self.node_ids[row] != instance.ref.node_id:
             return False
         self.write(row, instance)
         if instance.idle or instance.load.idle.running or self.idle.attempts[row]:

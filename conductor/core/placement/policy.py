@@ -20,6 +20,8 @@ class PlacementPolicy(Protocol):
     """Whether a prefill instance may fetch a prefix from another store."""
     foresees_wait: bool
     """Whether queues are what a prompt of this size is expected to wait, which depends on what is cached; else all the work ahead."""
+    stays: bool
+    """Whether an instance that can decode what it has prefilled does."""
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         """The chosen one of `rows` of `alternatives.prefills`, of which there is at least one."""
@@ -35,6 +37,7 @@ class KVCacheCentric:
 
     fetches = True
     foresees_wait = True
+    stays = True
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         prefills = alternatives.prefills
@@ -57,6 +60,7 @@ class LoadBalance:
 
     fetches = False
     foresees_wait = False
+    stays = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return _native.best_row(rows, "<", alternatives.prefills.queue_ms)
@@ -70,6 +74,7 @@ class RoundRobin:
 
     fetches = False
     foresees_wait = False
+    stays = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return int(rows[alternatives.turn % len(rows)])
@@ -83,6 +88,7 @@ class Random:
 
     fetches = False
     foresees_wait = False
+    stays = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return int(rows[_drawn("prefill", alternatives.attempt_id) % len(rows)])

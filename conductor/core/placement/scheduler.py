@@ -8,7 +8,7 @@ costs, hardly the number of instances.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -46,6 +46,12 @@ _IDLE_AGAIN_S = 0.1
 """When such a request may look again for what it did not find: a moment is all that there may be."""
 _MOST_INLINE_NODES = 8
 """Decode nodes that could compute the prompt themselves: a decision looks at those whose first token would come soonest."""
+_SPREAD_UP_TO = 0.6
+"""Of what instances that do both have left for prompts while each of them decodes: where more is asked for, outputs are concentrated on few
+of them, whose steps leave less to prompts then, and the others none of their time."""
+_CONCENTRATED_UP_TO = 0.6
+"""Of the objective for the time between tokens, what the steps of such an instance may take: the rest is for prompts that it gets all the
+same."""
 _STEPS_AHEAD = 1.5
 """That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
@@ -61,12 +67,17 @@ class Scheduler:
         self._policy = POLICIES[settings.policy]
         self._prefill = PrefillColumns()
         self._decode = DecodeColumns()
+        self._twin: Ints = np.zeros(0, np.int64)
+        """[prefill instances] as of PrefillEstimates."""
+        self.has_both = False
+        """Whether there are instances that do both."""
         self._node_of_bit: Ints = np.zeros(0, np.int64)
         """Number, in the transfer model, of the node whose live view a bit of the index is."""
         self._index_version = -1
 
-    def estimate(self, request: Schedule, output_tokens: float, turn: int, now: float) -> Alternatives:
-        """Of a request whose output is predicted to have so many tokens; `turn`: decisions made before this one."""
+    def estimate(self, request: Schedule, output_tokens: float, turn: int, prefill_work: float, now: float) -> Alternatives:
+        """Of a request whose output is predicted to have so many tokens; `turn`: decisions made before this one. `prefill_work`: instances
+        that the prompts of late keep busy."""
         self._follow_state()
         settings = self._settings
         matches = self._index.match(request.reusable_keys)
@@ -85,7 +96,7 @@ class Scheduler:
             most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
             terms=request.terms,
-            avoid=tuple(sorted(request.avoid)) if request.avoid else (),
+            avoid=self._avoided(request.avoid) if request.avoid else (),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
             mean_output_tokens=self._state.mean_output_tokens,
@@ -94,6 +105,7 @@ class Scheduler:
             decodes=decodes,
             holders=holders,
             inlines=self._inlines(request, matches, decodes) if others is None else (),
+            concentrates=self._concentrates(request, prefills, decodes, prefill_work),
             others=others,
             idle_slowdown=settings.idle_slowdown if others is not None else 0.0,
         )
@@ -137,6 +149,9 @@ class Scheduler:
             self._index_version = self._index.version
             self._prefill.rebuild(self._state.of_role(Role.PREFILL), self._index, self._transfers)
             self._decode.rebuild(self._state.of_role(Role.DECODE), self._index, self._transfers)
+            decode_rows = {node_id: row for row, node_id in enumerate(self._decode.node_ids)}
+            self._twin = np.array([decode_rows.get(node_id, -1) for node_id in self._prefill.node_ids], np.int64)
+            self.has_both = bool((self._twin >= 0).any())
             self._node_of_bit = np.zeros(self._index.num_bits, np.int64)
             for node_id, bit in self._index.live_nodes():
                 self._node_of_bit[bit] = self._transfers.number(node_id)
@@ -193,7 +208,7 @@ class Scheduler:
             bytes_per_block=settings.bytes_per_block,
             assumed_bytes_per_s=settings.transfer_bytes_per_s,
         )
-        estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best)
+        estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best, self._twin)
         held = matches.blocks_by_bit()
         in_dram = self._index.match_in_dram(request.reusable_keys).blocks_by_bit() if self._index.has_ssd else None
         rates, factors = transfers.rates_from(source), self._state.queue_bias.table if self._policy.foresees_wait else None
@@ -222,6 +237,21 @@ class Scheduler:
             instances.fixed_ms + instances.per_sequence_ms * np.minimum(decodes.batch, most) + instances.per_context_token_ms * context
         )
         return others
+
+    def _avoided(self, names: Collection[InstanceId]) -> tuple[InstanceId, ...]:
+        """These, and what else their engines are called."""
+        nodes = {self._state.instances[name].ref.node_id for name in names if name in self._state.instances}
+        others = (one.ref.instance_id for one in self._state.instances.values() if one.ref.node_id in nodes)
+        return tuple(sorted({*names, *others}))
+
+    def _concentrates(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates, prefill_work: float) -> bool:
+        """Whether prompts want more of the time of instances that do both than outputs leave when each instance has some."""
+        if not self.has_both:
+            return False
+        both = prefills.twin[prefills.twin >= 0]
+        objective_ms = request.tbt_slo_ms or self._settings.tbt_slo_ms
+        left = np.maximum(1.0 - decodes.tbt_ms[both] / objective_ms, 0.0).sum() + len(prefills) - len(both)
+        return prefill_work > _SPREAD_UP_TO * float(left)
 
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
         settings, instances = self._settings, self._decode.instances
@@ -284,7 +314,9 @@ def place(alternatives: Alternatives) -> Decision:
     if alternatives.others is not None:
         return _place_idle(alternatives, alternatives.others, fit_prefill, fit_decode)
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
-    decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
+    decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives), int(prefills.twin[prefill]))
+    if decode.wait_ms and policy.stays:
+        prefill = _waits_there(alternatives, prefill, decode, fit_prefill)
     inline = _inline(alternatives, max(prefills.ttft_ms[prefill], decode.wait_ms))
     if inline is not None:
         return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes.row(inline.row))
@@ -308,7 +340,9 @@ def _place_idle(alternatives: Alternatives, others: OthersEstimates, fit_prefill
         where = "prefill instance" if not len(free_prefill) else "decode node"
         return Rejection(Reason.NOT_IDLE, f"no {where} has idle capacity just now", _IDLE_AGAIN_S)
     prefill = policy.prefill(alternatives, _avoid(free_prefill, prefills, alternatives))
-    return Placement(prefills.row(prefill), decodes.row(policy.decode(alternatives, _avoid(free_decode, decodes, alternatives))))
+    decode_rows, twin = _avoid(free_decode, decodes, alternatives), int(prefills.twin[prefill])
+    decode = twin if policy.stays and twin in decode_rows else policy.decode(alternatives, decode_rows)
+    return Placement(prefills.row(prefill), decodes.row(decode))
 
 
 def _too_large(alternatives: Alternatives) -> Rejection:
@@ -323,14 +357,15 @@ def _too_large(alternatives: Alternatives) -> Rejection:
     return Rejection(Reason.TOO_LARGE, message)
 
 
-def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
+def _decode(alternatives: Alternatives, rows: Ints, twin: int) -> DecodeEstimate:
     """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
-    the one that will soonest."""
+    the one that will soonest. `twin`: the row of the engine that prefills; -1: it decodes nothing."""
     decodes = alternatives.decodes
     found = np.empty(len(rows), np.int64)
     roomy = found[: _native.roomy_rows(rows, decodes.batch, decodes.max_batch, decodes.slots_free, alternatives.expected_blocks, found)]
     if len(roomy):
-        return decodes.row(POLICIES[alternatives.policy].decode(alternatives, roomy))
+        own = _of_both(alternatives, roomy, twin) if POLICIES[alternatives.policy].stays else None
+        return decodes.row(POLICIES[alternatives.policy].decode(alternatives, roomy) if own is None else own)
     slots_free, batch, max_batch = decodes.slots_free[rows], decodes.batch[rows], decodes.max_batch[rows]
     lacking = np.maximum(alternatives.expected_blocks - slots_free, 0) / np.maximum(decodes.slots_total[rows], 1)
     beyond = np.where(max_batch > 0, np.maximum(batch - max_batch, 0) / np.maximum(max_batch, 1), 0.0)
@@ -338,6 +373,27 @@ def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
     waits_ms = [alternatives.drain_ms(float(part), float(tbt_ms)) for part, tbt_ms in zip(share, decodes.tbt_ms[rows], strict=True)]
     soonest = int(np.argmin(waits_ms))
     return decodes[int(rows[soonest])]._replace(wait_ms=waits_ms[soonest])
+
+
+def _waits_there(alternatives: Alternatives, prefill: int, decode: DecodeEstimate, fit_prefill: Ints) -> int:
+    """The prefill side of a request that waits for room: the decode side's own, where it has one. It would hold room at one engine while it
+    waits for that of another, and two such could wait for each other."""
+    own = (alternatives.prefills.twin == alternatives.decodes.instance_ids.index(decode.instance_id)).nonzero()[0]
+    return int(own[0]) if len(own) and own[0] in fit_prefill else prefill
+
+
+def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
+    """The row for an output where instances do both; None: it is left to the policy. A prompt that stays is handed over to nobody, and
+    whatever continues it finds all of it in one place. Where outputs are concentrated, they go to the instance that has most of them yet,
+    and keeps to its part of the objective."""
+    decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
+    if alternatives.concentrates:
+        both = np.isin(roomy, alternatives.prefills.twin)
+        within = roomy[both & (decodes.tbt_ms[roomy] <= _CONCENTRATED_UP_TO * objective_ms) & (decodes.batch[roomy] > 1)]
+        if len(within) and both.all():
+            return _native.best_row(within, ">>", decodes.batch, decodes.prefix_blocks)
+    stays = twin in roomy and decodes.tbt_ms[twin] <= objective_ms
+    return twin if stays else None
 
 
 def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None:

@@ -132,6 +132,8 @@ class Alternatives:
     """Of the request where it would be placed; None when it cannot be."""
     inlines: Sequence[InlineEstimate] = ()
     """Decode nodes that could compute the prompt themselves, the soonest first."""
+    concentrates: bool = False
+    """Outputs go to few of the instances that do both, for prompts want the time of the others."""
     others: OthersEstimates | None = None
     """For a request in idle capacity."""
     idle_slowdown: float = 0.0

@@ -149,10 +149,12 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
     slots_total: Ints
     branch: Ints
     """Index into BRANCHES."""
+    twin: Ints
+    """Of an instance that decodes, too: its row among the decode estimates; -1 of others."""
 
     @classmethod
-    def unfilled(cls, instance_ids: tuple[InstanceId, ...], source_id: NodeId | None, source_blocks: int) -> Self:
-        """Estimates with columns that are still to be filled."""
+    def unfilled(cls, instance_ids: tuple[InstanceId, ...], source_id: NodeId | None, source_blocks: int, twin: Ints | None = None) -> Self:
+        """Estimates with columns that are still to be filled, all but `twin`; None: nobody has one."""
         count = len(instance_ids)
         return cls(
             instance_ids=instance_ids,
@@ -166,6 +168,7 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
             saved_ms=np.empty(count),
             slots_total=np.empty(count, np.int64),
             branch=np.empty(count, np.int64),
+            twin=np.full(count, -1, np.int64) if twin is None else twin,
         )
 
     def row(self, index: int) -> PrefillEstimate:

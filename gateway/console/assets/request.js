@@ -2,7 +2,7 @@
 
 import { ask, state } from "./feed.js";
 import { clock, count, h, ms, share, swatch } from "./format.js";
-import { path, stages } from "./requests.js";
+import { path, stages, stays } from "./requests.js";
 import { REASONS } from "./refusals.js";
 
 export class Request {
@@ -59,7 +59,7 @@ export class Request {
       ]));
     }
     if (one.inlines.length) {
-      parts.push(alternatives("Decode nodes that could have computed it themselves", "in one step, between those of others", one.inlines, decision.prefill === decision.decode ? decision.decode : "", [
+      parts.push(alternatives("Decode nodes that could have computed it themselves", "in one step, between those of others", one.inlines, stays(decision) ? decision.decode : "", [
         prefix,
         { name: "Wait", number: true, write: (row) => ms(row.queue_ms) },
         { name: "Step", number: true, write: (row) => ms(row.prefill_ms) },
@@ -121,7 +121,7 @@ function story({ decision, prefills, num_prefills, ttft_slo_ms, tbt_slo_ms }) {
   }
   const { predicted, actual } = decision;
   const parts = [];
-  if (decision.prefill === decision.decode) {
+  if (stays(decision)) {
     parts.push(`${decision.decode} computes the prompt itself: it lacked so little of it that the first token comes sooner so than over a prefill group.`);
   } else {
     const best = Math.min(...prefills.map((row) => row.ttft_ms));

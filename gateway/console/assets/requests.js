@@ -3,8 +3,13 @@
 import { count, h, lasting, many, ms, shortId, swatch, text } from "./format.js";
 import { lines, linked, Table } from "./table.js";
 
+// It is decoded by the engine that computes its prompt, which may have another name as a prefill instance.
+export function stays(row) {
+  return row.prefill === row.decode || row.prefill === `${row.decode}.prefill`;
+}
+
 export function path(row) {
-  return row.prefill === row.decode ? `${row.decode} alone` : `${row.prefill} → ${row.decode}`;
+  return stays(row) ? `${row.decode} alone` : `${row.prefill} → ${row.decode}`;
 }
 
 export function link(row, id) {
@@ -115,7 +120,7 @@ export class Requests {
 }
 
 export function branchWord(row) {
-  if (row.prefill === row.decode) return "computed by the decode node";
+  if (stays(row)) return "computed by the decode node";
   if (row.branch === "cache-aware") return row.local_blocks ? "where its prefix was" : "computed whole";
   return { fetch: "prefix fetched", recompute: "rest computed, not fetched" }[row.branch] || row.branch;
 }

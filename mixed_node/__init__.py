@@ -1,0 +1,1 @@
+"""Engines that prefill and decode (docs/packages/mixed_node.md)."""

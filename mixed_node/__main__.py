@@ -1,0 +1,15 @@
+"""`python -m mixed_node`: the engine process of a decode node, and of an instance that prefills and decodes."""
+
+from __future__ import annotations
+
+from mixed_node.server.starting import serve
+from springtide.process import parse_arguments, run
+
+
+def main() -> None:
+    arguments = parse_arguments("An engine that decodes, and prefills where it is told so.")
+    run("mixed" if arguments.prefills else "decode", arguments, lambda stop: serve(arguments, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Does what the core decides, with the real engine and real sockets."""
