@@ -13,6 +13,9 @@ from typing import TypeVar
 
 from engine.batch import Int32Array
 from springtide.ids import AttemptId
+from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.starts import Request
+from springtide.protocol.storage import Acquire
 
 T = TypeVar("T")
 
@@ -20,6 +23,8 @@ RETRY_S = 1.0
 """A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 HEAD_PATIENCE_S = 50.0
 """The first waits so much longer than its deadline: slots pile up for it, which whoever is behind would take if it left."""
+ANSWERS_WITH_SOURCES = 2
+"""A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 _FRONT = 0
 """The line of those that nobody else overtakes: who has asked, and whose client waits between two tokens."""
 
@@ -198,6 +203,34 @@ class SlotClaims:
 def _by_response_ratio(line: Iterable[tuple[float, AttemptId]], num_blocks: int, now: float) -> Iterator[tuple[float, AttemptId]]:
     """Those of a line whose claims are of so many blocks, with how long they have waited for each, negative: in rising order."""
     return (((requested_at - now) / num_blocks, attempt_id) for requested_at, attempt_id in line)
+
+
+def acquire(
+    request: Request,
+    sources: tuple[PrefixSource, ...],
+    recompute_us: Callable[[int, int], int | None],
+    leave_available: int,
+    leave_in_quota: int,
+) -> Acquire:
+    """Asks the store for the slots of a prompt that is to be computed, with what it has of the prefix, or `sources` have. `recompute_us`:
+    of so many tokens, what each of the first so many blocks saves if it need not be computed."""
+    reusable = request.reusable_blocks
+    return Acquire(
+        attempt_id=request.attempt_id,
+        keys=request.keys,
+        num_blocks=request.num_blocks,
+        max_reused_blocks=reusable,
+        sources=sources if reusable else (),
+        tenant=request.tenant,
+        recompute_us_per_block=recompute_us(request.num_tokens, reusable),
+        leave_available=leave_available,
+        leave_in_quota=leave_in_quota,
+    )
+
+
+def patience_s(sources: Sequence[PrefixSource], answer_s: float) -> float:
+    """How long a store may take to answer to that, or where there are no `sources` to anything."""
+    return answer_s * (ANSWERS_WITH_SOURCES if sources else 1)
 
 
 class SlotUse:

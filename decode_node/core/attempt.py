@@ -47,8 +47,6 @@ class DecodeAttempt:
     session: int
     start: DecodeStart
     arrived_at: float
-    waits: bool
-    """It waits for room, as long as it takes: nobody has begun its prefill."""
     most_blocks: int
     """How many blocks it will ever need: the last token of the output is never fed back."""
     expected_blocks: int
@@ -102,7 +100,6 @@ class DecodeAttempt:
             session,
             start,
             arrived_at,
-            waits=start.waits or start.inlined,
             most_blocks=most_blocks,
             expected_blocks=min(blocks_for(expected_tokens, block_tokens), most_blocks),
         )
@@ -116,6 +113,11 @@ class DecodeAttempt:
     def inlined(self) -> bool:
         """Its prompt is computed here."""
         return self.start.inlined
+
+    @property
+    def waits(self) -> bool:
+        """It waits for room, as long as it takes: nobody has begun its prefill."""
+        return self.start.waits or self.start.inlined
 
     @property
     def prompt(self) -> PrefillStart:

@@ -29,7 +29,7 @@ from node_runtime import events
 from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
 from node_runtime.quiet import Disturbance, IdleTurns
-from node_runtime.slot_claims import SlotClaims
+from node_runtime.slot_claims import SlotClaims, acquire, patience_s
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
@@ -51,8 +51,6 @@ from springtide.protocol.sampling import Grammar
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.timings import DecodeTimes
 
-ANSWERS_WITH_SOURCES = 2
-"""A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 LEAST_INLINED, MOST_INLINED = 8, 2
 """Where prompts of any length are not computed here, the Conductor finds that at most `inline_tokens` are missing; of more than so many
 times as many, but for a few tokens, blocks it counted on have gone since."""
@@ -423,27 +421,13 @@ class DecodeCore:
         leave_in_quota = self._holders.kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
         attempt.asked_at = now
-        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
+        attempt.answer_due_at = self._observed.now + patience_s(attempt.start.sources, self._settings.answer_s)
         self._enter(attempt, now)
         request = attempt.request
-        if not attempt.inlined:
-            self._orders.append(
-                storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
-            )
-            return
-        reusable = request.reusable_blocks
         self._orders.append(
-            storage.Acquire(
-                request.attempt_id,
-                request.keys,
-                request.num_blocks,
-                reusable,
-                sources=attempt.start.sources if reusable else (),
-                tenant=request.tenant,
-                recompute_us_per_block=self._prompts.recompute_us(request.num_tokens, reusable),
-                leave_available=leave_available,
-                leave_in_quota=leave_in_quota,
-            )
+            acquire(request, attempt.start.sources, self._prompts.recompute_us, leave_available, leave_in_quota)
+            if attempt.inlined
+            else storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
         )
 
     def _enter(self, attempt: DecodeAttempt, now: float) -> None:

@@ -205,7 +205,7 @@ class MixedServer(EngineServer[DecodeStart, DecodeUpdate, MixedEvent, MixedActio
                 pushes.send(link, layer_end)
 
         def wait_layer(attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
-            return None if link is None else link.wait_layer(attempt_id, layer, timeout_s)
+            raise AssertionError(f"no pass waits here for a prefix, and the one of {attempt_id} does")
 
         gives_way = partial(self._give_way.__contains__, run.pass_id)
         return part, Hooks(part, 0, wait_layer, self._arguments.config.kv.lease_s, computed, gives_way)

@@ -14,7 +14,7 @@ from node_runtime import events
 from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
 from node_runtime.quiet import Disturbance, IdleTurns
-from node_runtime.slot_claims import SlotClaims, within_pages
+from node_runtime.slot_claims import SlotClaims, acquire, patience_s, within_pages
 from prefill_node.core import events as ev
 from prefill_node.core.actions import Action, GiveWay, Prefilled, RunPass
 from prefill_node.core.attempt import PrefillAttempt
@@ -44,8 +44,6 @@ from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
 MOST_ROOM_WAIT_S = 1.0
-ANSWERS_WITH_SOURCES = 2
-"""A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 
 
 class Beside(Protocol):
@@ -307,22 +305,9 @@ class PrefillCore:
 
     def _acquire(self, attempt: PrefillAttempt, now: float) -> None:
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
-        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
-        request = attempt.request
-        reusable = request.reusable_blocks
-        self._out.append(
-            storage.Acquire(
-                attempt_id=attempt.attempt_id,
-                keys=request.keys,
-                num_blocks=request.num_blocks,
-                max_reused_blocks=reusable,
-                sources=attempt.start.sources if reusable else (),
-                tenant=request.tenant,
-                recompute_us_per_block=self.recompute_us(request.num_tokens, reusable),
-                leave_available=self._beside.kept_for_growth(),
-                leave_in_quota=self._beside.kept_for_growth(request.tenant),
-            )
-        )
+        attempt.answer_due_at = self._observed.now + patience_s(attempt.start.sources, self._settings.answer_s)
+        kept, kept_in_quota = self._beside.kept_for_growth(), self._beside.kept_for_growth(attempt.request.tenant)
+        self._out.append(acquire(attempt.request, attempt.start.sources, self.recompute_us, kept, kept_in_quota))
 
     def recompute_us(self, num_tokens: int, blocks: int) -> int | None:
         """What each of a prompt's first `blocks` saves if it need not be computed."""

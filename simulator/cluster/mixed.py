@@ -163,10 +163,7 @@ class SimMixed:
     def _run(self, mixed: RunMixed) -> None:
         count = 1 if mixed.step is None or mixed.run is not None else self._most_steps(mixed.step)
         self._steps = _Steps(mixed, self._loop.now, count, self._hardware)
-        seconds = self._steps.seconds(count)
-        awaits = None if mixed.run is None else mixed.run.awaits
-        arrived = 0.0 if awaits is None else self.store.fetched_at(awaits) + seconds / self._hardware.num_layers
-        self._job = self._compute(seconds, lambda: self._computed(arrived))
+        self._job = self._compute(self._steps.seconds(count), self._done)
 
     def _most_steps(self, step: RunStep) -> int:
         """Until an output ends, or lacks a slot."""
@@ -176,13 +173,6 @@ class SimMixed:
         assert self._steps is not None and self._job is not None
         if self._steps.count > 1:
             self._job.resize(self._steps.cut(self._job.progress_now()))
-
-    def _computed(self, arrived: float) -> None:
-        """It cannot end before `arrived`, when the prefix that it waited for is here."""
-        if arrived > self._loop.now:
-            self._loop.at(arrived, self._done)
-        else:
-            self._done()
 
     def _done(self) -> None:
         steps, now = self._steps, self._loop.now

@@ -16,7 +16,7 @@ from mixed_node.core.actions import Action, RunMixed
 from node_runtime import events
 from node_runtime.events import SendUpdate
 from prefill_node.core.actions import GiveWay, RunPass
-from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay, PassInterrupted
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
 from springtide.blocks import block_keys
@@ -365,13 +365,7 @@ class World:
         if run.pass_id in self.giving_way and self.data.draw(st.booleans(), label="gives way"):
             assert alone
             return PassGaveWay(run.pass_id)
-        if run.awaits is not None and run.awaits in self.fetching and not gone:
-            assert alone, "nobody's step waits for a prefix"
-            _, reused = self.fetching[run.awaits]
-            if self.data.draw(st.integers(0, 3), label="prefix arrives") == 0:
-                return PassInterrupted(run.pass_id, overdue=True)
-            del self.fetching[run.awaits]
-            self.write_prompt(run.awaits, self.store.held[run.awaits], reused * BLOCK_TOKENS)
+        assert run.awaits is None, "nobody's step waits for a prefix"
         sampled: list[SampledToken | None] = []
         for row in run.rows:
             if not gone:
