@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_runtime import events
-from tests.support.decode_core import NUM_SLOTS, World
+from tests.support.decode_core import World
 
 
 @pytest.mark.parametrize("pages", [None, 8], ids=["in the arena", "loads ahead"])
@@ -18,27 +17,6 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
     overlap: bool, pages: int | None, data: st.DataObject
 ) -> None:
     world = World(data, overlap=overlap, pages=pages)
-    for _ in range(data.draw(st.integers(1, 100), label="steps")):
-        choices = [
-            *world.possible() * 3,
-            "start",
-            "start",
-            "tick",
-            "quiet",
-            *(["abort", "abort", "end_session", "lose_store"] if world.begun else []),
-        ]
-        getattr(world, data.draw(st.sampled_from(choices), label="next"))()
-    world.tell(events.Quiet(False))
-    for _ in range(3000):
-        choices = world.possible()
-        if choices:
-            getattr(world, choices[0])()
-        elif world.core.has_work:
-            world.now += 31.0
-            world.tick()
-        else:
-            break
-    assert not world.core.has_work
-    assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
+    world.play()
     for name in world.begun:
         assert (world.ended[name] == 1) or (name in world.excused)

@@ -28,7 +28,8 @@ from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, Hand
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, PrefillStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
-from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, StoreLedger, failure, make_request
+from tests.support.any_order import AnyOrder
+from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, failure, make_request
 
 CHUNK_TOKENS = 16
 NUM_SLOTS = 24
@@ -470,16 +471,13 @@ def test_passes_that_followed_another_one_late_show_nothing() -> None:
     assert node.core.cost == cost
 
 
-class World:
+class World(AnyOrder):
     """A store, an engine and gateways around a core, answering in the order that hypothesis draws. Of every token's KV it keeps whether it
     is what it should be: computed on a prefix that was right, or fetched and not found truncated since."""
 
     def __init__(self, data: st.DataObject) -> None:
-        self.data = data
         self.stages = data.draw(st.integers(1, 4), label="stages")
-        self.core = new_core(data.draw(st.sampled_from([150, 900, 4000]), label="unit_bytes"), self.stages)
-        self.store = StoreLedger(NUM_SLOTS)
-        self.now = 0.0
+        super().__init__(data, new_core(data.draw(st.sampled_from([150, 900, 4000]), label="unit_bytes"), self.stages), NUM_SLOTS)
         self.runs: list[RunPass] = []
         self.num_left = 0
         """Of those, which the first stage is done with."""
@@ -497,13 +495,6 @@ class World:
         self.pushed: defaultdict[str, dict[tuple[int, int], bool]] = defaultdict(dict)
         """(layer, block) -> whether what was pushed last is right."""
         self.tell(events.StoreConnected(NUM_SLOTS))
-
-    def tell(self, event: ev.Event) -> None:
-        self.now += 0.01
-        actions = self.core.handle(event, self.now)
-        self.core.validate()
-        for action in actions:
-            self.perform(action)
 
     def perform(self, action: Action) -> None:
         match action:
@@ -562,9 +553,6 @@ class World:
         choices += ["hand_over"] * bool(self.handing_over)
         return choices
 
-    def pick(self, names: list[str]) -> str:
-        return self.data.draw(st.sampled_from(sorted(names)), label="which")
-
     def start(self) -> None:
         name = f"a{len(self.started)}"
         session = self.data.draw(st.integers(1, 2), label="session")
@@ -577,7 +565,7 @@ class World:
         self.tell(self.requests[name])
 
     def abort(self) -> None:
-        name = self.pick(list(self.started))
+        name = self.pick(self.started)
         self.excused.add(name)
         self.tell(AbortAttempt(name))
 
@@ -595,15 +583,8 @@ class World:
         self.tell(events.StoreLost("lost"))
         self.tell(events.StoreConnected(NUM_SLOTS))
 
-    def quiet(self) -> None:
-        self.tell(events.Quiet(self.data.draw(st.booleans(), label="quiet")))
-
-    def tick(self) -> None:
-        self.tell(Tick())
-        self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
-
     def answer(self) -> None:
-        name = self.pick(list(self.store.unanswered))
+        name = self.pick(self.store.unanswered)
         acquire = self.store.unanswered[name]
         assert isinstance(acquire, Acquire)
         given = self.store.give(name)
@@ -621,7 +602,7 @@ class World:
         self.tell(Acquired(name, given, local, remote))
 
     def fetch(self) -> None:
-        name = self.pick(list(self.fetching))
+        name = self.pick(self.fetching)
         layers, local, reused = self.fetching[name]
         if self.data.draw(st.booleans(), label="arrives"):
             layers = self.data.draw(st.integers(layers, INFO.layers), label="layers")

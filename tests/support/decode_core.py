@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,8 +15,6 @@ from decode_node.core.actions import Action, ComputePrompt, LoadAhead, RunStep
 from decode_node.core.settings import DecodeSettings
 from node_runtime import events
 from node_runtime.events import SendUpdate
-from springtide.blocks import block_keys
-from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -25,11 +23,11 @@ from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, Pref
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
-from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure, make_request
+from tests.support.any_order import POOL_FULL, OutputsInAnyOrder
+from tests.support.node_core import BLOCK_TOKENS, EOS, StoreLedger, failure, make_request
 
 MAX_BATCH = 3
 NUM_SLOTS = 12
-POOL_FULL = failure(FailureCode.POOL_FULL)
 
 
 ActionT = TypeVar("ActionT")
@@ -193,104 +191,67 @@ class Node:
         return self.tell(ev.StepDone(run.step_id, [(SampledToken(token),)] * len(run.rows), 2.0))
 
 
-class World:
+class World(OutputsInAnyOrder):
     """A store, an engine, gateways and prefill nodes around a core, answering in the order that hypothesis draws. The engine computes what
     is launched while the core has yet to hear of what ended before, and what it computes lies in the slots. With `pages` it loads prompts
     ahead of their steps, into so many."""
 
+    num_sessions = 2
+
     def __init__(self, data: st.DataObject, *, overlap: bool, pages: int | None = None) -> None:
-        self.data = data
+        super().__init__(data, new_core(overlap, loads_ahead=pages is not None), NUM_SLOTS)
         self.pages = pages
-        self.core = new_core(overlap, loads_ahead=pages is not None)
-        self.store = StoreLedger(NUM_SLOTS)
-        self.memory: dict[int, dict[int, int]] = defaultdict(dict)
-        """The tokens whose KV each slot holds, by their place in it."""
-        self.now = 0.0
         self.launched: deque[RunStep] = deque()
         self.ended_steps: deque[ev.StepDone | ev.StepFailed] = deque()
         self.lost_runs: list[RunStep] = []
         """Of a store that is gone: what they write, nobody sees."""
-        self.ingesting: list[str] = []
         self.prompts: dict[str, Sequence[int]] = {}
         """Those that the engine computes, with their slots."""
         self.loading: dict[str, Sequence[int]] = {}
         self.loaded: set[str] = set()
-        self.ended: Counter[str] = Counter()
         self.reserved: Counter[str] = Counter()
-        self.positions: dict[str, int] = {}
-        self.sampled: defaultdict[str, list[int]] = defaultdict(list)
-        self.begun: dict[str, events.Start] = {}
-        self.excused: set[str] = set()
-        """Aborted, or over with their first token: no terminal message is due."""
         self.store_up()
 
     def store_up(self) -> None:
         self.tell(events.StoreConnected(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
 
-    def tell(self, event: ev.Event) -> None:
-        self.now += 0.01
-        actions = self.core.handle(event, self.now)
-        self.core.validate()
-        for action in actions:
-            match action:
-                case RunStep():
-                    assert self.pages is None or all(self.begun[name].start.inlined or name in self.loaded for name in rows_of(action))
-                    self.launched.append(action)
-                case ComputePrompt(order, acquired):
-                    assert order.stays and self.begun[order.request.attempt_id].start.inlined
-                    assert self.store.may_use(order.request.attempt_id, acquired.slots)
-                    self.prompts[order.request.attempt_id] = acquired.slots
-                case AbortAttempt(name):
-                    self.prompts.pop(name, None)
-                    self.store.order(Release(name))
-                case LoadAhead(name, slots):
-                    assert name not in self.loading and name not in self.loaded
-                    assert self.store.may_use(name, slots) and len(slots) == self.begun[name].start.request.num_blocks
-                    self.loading[name] = slots
-                case SendUpdate(session, update):
-                    for output in (*(of.output for of in update.prefilled), *update.outputs):
-                        self.receive(session, output)
-                    for one in update.failed:
-                        self.due(session, one.attempt_id)
-                        self.ended[one.attempt_id] += 1
-                    for name in update.reserved:
-                        assert self.begun[name].start.waits and name in self.store.held and not self.reserved[name]
-                        self.reserved[name] += 1
-                case _:
-                    if isinstance(action, Release):
-                        assert not any(action.attempt_id in rows_of(run) for run in self.launched if run not in self.lost_runs)
-                        assert action.attempt_id not in self.loading
-                        self.ingesting = [name for name in self.ingesting if name != action.attempt_id]
-                    if isinstance(action, Commit):
-                        self.check_committed(action)
-                    self.store.order(action)
-
-    def check_committed(self, commit: Commit) -> None:
-        """What is in the slots is what the keys say."""
-        last_block = commit.first_block + len(commit.keys)
-        slots = self.store.held[commit.attempt_id][:last_block]
-        tokens = [self.memory[slot][place] for slot in slots for place in range(BLOCK_TOKENS)]
-        assert tuple(block_keys(NAMESPACE, tokens, BLOCK_TOKENS))[commit.first_block :] == commit.keys
-
-    def due(self, session: int, name: str) -> None:
-        assert self.begun[name].session == session and name not in self.excused and not self.ended[name]
-
-    def receive(self, session: int, output: TokenOutput) -> None:
-        name = output.attempt_id
-        self.due(session, name)
-        if output.finish is not None:
-            self.ended[name] += 1
-        assert output.position == self.positions[name]
-        assert [token.token_id for token in output.tokens] == [token for token in [self.sampled[name].pop(0)] if token != EOS]
-        self.positions[name] += 1
+    def perform(self, action: Action) -> None:
+        match action:
+            case RunStep():
+                assert self.pages is None or all(self.begun[name].start.inlined or name in self.loaded for name in rows_of(action))
+                self.launched.append(action)
+            case ComputePrompt(order, acquired):
+                assert order.stays and self.begun[order.request.attempt_id].start.inlined
+                assert self.store.may_use(order.request.attempt_id, acquired.slots)
+                self.prompts[order.request.attempt_id] = acquired.slots
+            case AbortAttempt(name):
+                self.prompts.pop(name, None)
+                self.store.order(Release(name))
+            case LoadAhead(name, slots):
+                assert name not in self.loading and name not in self.loaded
+                assert self.store.may_use(name, slots) and len(slots) == self.begun[name].start.request.num_blocks
+                self.loading[name] = slots
+            case SendUpdate(session, update):
+                for output in (*(of.output for of in update.prefilled), *update.outputs):
+                    self.receive(session, output)
+                for one in update.failed:
+                    self.end(session, one.attempt_id)
+                for name in update.reserved:
+                    assert self.begun[name].start.waits and name in self.store.held and not self.reserved[name]
+                    self.reserved[name] += 1
+            case _:
+                if isinstance(action, Release):
+                    assert not any(action.attempt_id in rows_of(run) for run in self.launched if run not in self.lost_runs)
+                    assert action.attempt_id not in self.loading
+                    self.ingesting = [name for name in self.ingesting if name != action.attempt_id]
+                if isinstance(action, Commit):
+                    self.check_committed(action)
+                self.store.order(action)
 
     def possible(self) -> list[str]:
         choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing) + ["load"] * bool(self.loading)
         choices += ["compute_prompt"] * bool(self.prompts)
         return choices + ["run_step"] * bool(self.launched) + ["end_step"] * bool(self.ended_steps) + ["ingest"] * bool(self.ingesting)
-
-    def pick(self, names: Iterable[str]) -> str:
-        return self.data.draw(st.sampled_from(sorted(names)), label="which")
 
     def start(self) -> None:
         name = f"a{len(self.begun)}"
@@ -308,16 +269,6 @@ class World:
         )
         self.tell(self.begun[name])
 
-    def abort(self) -> None:
-        name = self.pick(self.begun)
-        self.excused |= {name} - set(self.ended)
-        self.tell(AbortAttempt(name))
-
-    def end_session(self) -> None:
-        session = self.data.draw(st.integers(1, 2), label="session")
-        self.excused |= {name for name, begun in self.begun.items() if begun.session == session} - set(self.ended)
-        self.tell(events.SessionEnded(session))
-
     def lose_store(self) -> None:
         self.store.lost()
         self.ingesting.clear()
@@ -326,13 +277,6 @@ class World:
         self.lost_runs = list(self.launched)
         self.tell(events.StoreLost("lost"))
         self.store_up()
-
-    def quiet(self) -> None:
-        self.tell(events.Quiet(self.data.draw(st.booleans(), label="quiet")))
-
-    def tick(self) -> None:
-        self.tell(Tick())
-        self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
 
     def answer(self) -> None:
         name = self.pick(self.store.unanswered)
@@ -347,29 +291,6 @@ class World:
             self.ingesting.append(name)
             self.tell(Reserved(name, given, 0))
 
-    def grow(self) -> None:
-        order = self.store.growing.pop(0)
-        if not self.store.free:
-            self.tell(AttemptFailed(order.attempt_id, POOL_FULL))
-            return
-        slot = self.store.free.pop()
-        self.store.held[order.attempt_id].append(slot)
-        self.tell(Grown(order.attempt_id, (slot,)))
-
-    def ingest(self) -> None:
-        name = self.pick(self.ingesting)
-        self.ingesting.remove(name)
-        if self.data.draw(st.integers(0, 4), label="hand-over fails") == 0:
-            self.tell(AttemptFailed(name, failure(FailureCode.PEER_LOST)))
-            return
-        request = self.begun[name].start.request
-        for position, token_id in enumerate(request.token_ids):
-            self.write(self.store.held[name], position, token_id)
-        token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
-        if token == EOS or request.params.max_tokens == self.positions[name]:
-            self.excused.add(name)
-        self.tell(Ingested(name, token))
-
     def compute_prompt(self) -> None:
         name = self.pick(self.prompts)
         slots, request = self.prompts.pop(name), self.begun[name].start.request
@@ -377,8 +298,7 @@ class World:
             self.store.order(Release(AttemptId(name)))
             self.tell(ev.PromptFailed(AttemptId(name), failure(FailureCode.INTERNAL)))
             return
-        for position, token_id in enumerate(request.token_ids):
-            self.write(slots, position, token_id)
+        self.write_prompt(name, slots, request.num_tokens)
         self.store.order(Commit(AttemptId(name), 0, request.keys))
         token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
         self.sampled[name].append(token)
@@ -395,9 +315,6 @@ class World:
         for _ in range(self.data.draw(st.integers(1, 2), label="tells")):
             self.tell(ev.Loaded(name))
 
-    def write(self, slots: Sequence[int], position: int, token_id: int) -> None:
-        self.memory[slots[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = token_id
-
     def run_step(self) -> None:
         """The engine does; the core does not hear of it yet."""
         run = self.launched.popleft()
@@ -410,10 +327,9 @@ class World:
             if run not in self.lost_runs:
                 assert self.store.may_use(row.attempt_id, row.slots)
                 self.write(row.slots, row.start, row.output_ids[-1])
-            token = self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")
+            token = self.token(row.attempt_id)
             tokens.append(token)
             row.output_ids.append(token)
-            self.sampled[row.attempt_id].append(token)
         sampled = [(SampledToken(token),) for token in tokens]
         self.ended_steps.append(ev.StepDone(run.step_id, sampled, 1.0))
 

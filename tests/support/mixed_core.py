@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -19,22 +18,20 @@ from prefill_node.core.actions import GiveWay, RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
-from springtide.blocks import block_keys
 from springtide.chunking import Chunking
-from springtide.clock import Tick
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, NodeId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, DecodeUpdate, FailureCode, HandedOver, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, DecodeUpdate, HandedOver, PrefillDone, SampledToken
 from springtide.protocol.scheduling import PrefixSource
-from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
-from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, Grown, Ingested, Release, Reserved
-from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, NAMESPACE, StoreLedger, failure, make_request
+from springtide.protocol.starts import DecodeStart, PrefillStart
+from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, Release, Reserved
+from tests.support.any_order import POOL_FULL, OutputsInAnyOrder
+from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, make_request
 
 CHUNK_TOKENS = 16
 MAX_BATCH = 3
 NUM_SLOTS = 16
-POOL_FULL = failure(FailureCode.POOL_FULL)
 PREFILL_COST, DECODE_COST = PrefillCost(1.0, 0.1, 0.0), DecodeCost(1.0, 1.0, 0.01)
 
 
@@ -102,31 +99,23 @@ def slots_of(mixed: RunMixed) -> set[int]:
     return {slot for row in steps for slot in row.slots} | {slot for row in chunks for slot in row.chunk.slots}
 
 
-class World:
+class World(OutputsInAnyOrder):
     """A store, an engine, gateways and other nodes around a core, answering in the order that hypothesis draws. What the engine computes
     lies in the slots: what is committed, or handed over, is what the keys say."""
 
+    num_sessions = 4
+
     def __init__(self, data: st.DataObject, *, overlap: bool) -> None:
-        self.data = data
-        self.core = new_core(overlap)
+        super().__init__(data, new_core(overlap), NUM_SLOTS)
         self.most = 2 if overlap else 1
-        self.store = StoreLedger(NUM_SLOTS)
-        self.memory: dict[int, dict[int, int]] = defaultdict(dict)
-        self.now = 0.0
         self.launched: deque[RunMixed] = deque()
         self.ended_runs: deque[ev.MixedDone] = deque()
         self.lost_runs: list[RunMixed] = []
         self.giving_way: set[int] = set()
-        self.ingesting: list[str] = []
         self.fetching: dict[str, tuple[int, int]] = {}
         """Local and reused blocks."""
         self.handing_over: list[str] = []
-        self.begun: dict[str, events.Start] = {}  # type: ignore[type-arg]
-        self.positions: dict[str, int] = {}
-        self.sampled: defaultdict[str, list[int]] = defaultdict(list)
         self.computed: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-        self.excused: set[str] = set()
         self.leave: dict[str, int] = {}
         self.pages = data.draw(st.sampled_from([None, None, 10]), label="pages")
         self.connect()
@@ -135,13 +124,6 @@ class World:
         self.tell(events.StoreConnected(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
 
     # ---- the core and what it does ----
-
-    def tell(self, event: ev.Event) -> None:
-        self.now += 0.01
-        actions = self.core.handle(event, self.now)
-        self.core.validate()
-        for action in actions:
-            self.perform(action)
 
     def perform(self, action: Action) -> None:
         match action:
@@ -185,26 +167,8 @@ class World:
         if isinstance(order, storage.OpenHandOver):
             assert isinstance(self.begun[name].start, PrefillStart), "what is decoded here is handed over to nobody"
         if isinstance(order, Commit):
-            last = order.first_block + len(order.keys)
-            tokens = [self.memory[slot][place] for slot in self.store.held[name][:last] for place in range(BLOCK_TOKENS)]
-            assert tuple(block_keys(NAMESPACE, tokens, BLOCK_TOKENS))[order.first_block :] == order.keys
+            self.check_committed(order)
         self.store.order(order)
-
-    def receive(self, session: int, output: TokenOutput) -> None:
-        name = output.attempt_id
-        self.due(session, name)
-        assert output.position == self.positions[name]
-        assert [token.token_id for token in output.tokens] == [token for token in [self.sampled[name].pop(0)] if token != EOS]
-        self.positions[name] += 1
-        if output.finish is not None:
-            self.ended[name] += 1
-
-    def end(self, session: int, name: str) -> None:
-        self.due(session, name)
-        self.ended[name] += 1
-
-    def due(self, session: int, name: str) -> None:
-        assert self.begun[name].session == session and name not in self.excused and not self.ended[name]
 
     # ---- what may happen ----
 
@@ -212,9 +176,6 @@ class World:
         choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing) + ["ingest"] * bool(self.ingesting)
         choices += ["fetch"] * bool(self.fetching) + ["hand_over"] * bool(self.handing_over)
         return choices + ["run"] * bool(self.launched) + ["end_run"] * bool(self.ended_runs)
-
-    def pick(self, names: Iterable[str]) -> str:
-        return self.data.draw(st.sampled_from(sorted(names)), label="which")
 
     def start(self) -> None:
         name = f"a{len(self.begun)}"
@@ -248,16 +209,6 @@ class World:
         self.begun[name] = begin
         self.tell(begin)
 
-    def abort(self) -> None:
-        name = self.pick(self.begun)
-        self.excused |= {name} - set(self.ended)
-        self.tell(AbortAttempt(AttemptId(name)))
-
-    def end_session(self) -> None:
-        session = self.data.draw(st.integers(1, 4), label="session")
-        self.excused |= {name for name, begun in self.begun.items() if begun.session == session} - set(self.ended)
-        self.tell(events.SessionEnded(session))
-
     def lose_store(self) -> None:
         self.store.lost()
         self.ingesting.clear()
@@ -268,15 +219,8 @@ class World:
         self.tell(events.StoreLost("lost"))
         self.connect()
 
-    def quiet(self) -> None:
-        self.tell(events.Quiet(self.data.draw(st.booleans(), label="quiet")))
-
-    def tick(self) -> None:
-        self.tell(Tick())
-        self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
-
     def answer(self) -> None:
-        name = AttemptId(self.pick(self.store.unanswered))
+        name = self.pick(self.store.unanswered)
         order = self.store.unanswered[name]
         if len(self.store.free) < order.num_blocks + self.leave.pop(name):
             del self.store.unanswered[name]
@@ -299,7 +243,7 @@ class World:
             self.tell(Reserved(name, slots, 0))
 
     def fetch(self) -> None:
-        name = AttemptId(self.pick(self.fetching))
+        name = self.pick(self.fetching)
         local, reused = self.fetching.pop(name)
         if self.data.draw(st.integers(0, 2), label="arrives"):
             self.tell(FetchProgress(name, INFO.layers))
@@ -309,28 +253,6 @@ class World:
         for slot in self.store.held[name][valid:]:
             self.memory[slot] = {}
         self.tell(FetchTruncated(name, valid))
-
-    def grow(self) -> None:
-        order = self.store.growing.pop(0)
-        if not self.store.free:
-            self.tell(AttemptFailed(order.attempt_id, POOL_FULL))
-            return
-        slot = self.store.free.pop()
-        self.store.held[order.attempt_id].append(slot)
-        self.tell(Grown(order.attempt_id, (slot,)))
-
-    def ingest(self) -> None:
-        name = AttemptId(self.pick(self.ingesting))
-        self.ingesting.remove(name)
-        if self.data.draw(st.integers(0, 4), label="hand-over fails") == 0:
-            self.tell(AttemptFailed(name, failure(FailureCode.PEER_LOST)))
-            return
-        request = self.begun[name].start.request
-        self.write_prompt(name, self.store.held[name], request.num_tokens)
-        token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
-        if token == EOS or request.params.max_tokens == self.positions[name]:
-            self.excused.add(name)
-        self.tell(Ingested(name, token))
 
     def hand_over(self) -> None:
         name = AttemptId(self.handing_over.pop(0))
@@ -374,18 +296,6 @@ class World:
                     self.write(row.chunk.slots, row.chunk.start + place, token_id)
             sampled.append(None if row.sampling is None else SampledToken(self.token(row.attempt_id)))
         return PassDone(run.pass_id, sampled, 2.0)
-
-    def token(self, name: str) -> int:
-        token = self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")
-        self.sampled[name].append(token)
-        return token
-
-    def write_prompt(self, name: str, slots: Sequence[int], num_tokens: int) -> None:
-        for position, token_id in enumerate(self.begun[name].start.request.token_ids[:num_tokens]):
-            self.write(slots, position, token_id)
-
-    def write(self, slots: Sequence[int], position: int, token_id: int) -> None:
-        self.memory[slots[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = token_id
 
     def end_run(self) -> None:
         self.tell(self.ended_runs.popleft())
