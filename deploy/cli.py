@@ -115,10 +115,12 @@ def up(
 
 @app.command()
 def node(
-    role: Annotated[NodeRole, typer.Argument(help="what this machine is to be for the cluster")],
     join: Annotated[
         str, typer.Option(help="HOST:PORT of the cluster's head, as it says at its start; of several, A,B, the first that answers")
     ],
+    role: Annotated[
+        NodeRole, typer.Argument(help="what this machine is to be for the cluster; an instance prefills and decodes")
+    ] = "instance",
     token: Annotated[
         str | None,
         typer.Option(

@@ -32,7 +32,7 @@ WorkloadName = Literal["poisson", "bursts", "chat", "documents", "agents"]
 MachineName = Literal["a100-llama2-70b", "h100-llama2-70b", "a100-llama3-8b"]
 """`springtide simulate --hardware`: simulator/hardware/catalog.py."""
 
-NodeRole = Literal["prefill", "decode", "store", "gateway", "conductor"]
+NodeRole = Literal["instance", "prefill", "decode", "store", "gateway", "conductor"]
 """`springtide node`: deploy/local/plan.py."""
 
 ToolParserName = Literal["hermes", "llama3", "mistral", "pythonic"]

@@ -45,7 +45,7 @@ async def _create(fingerprint: str, ttl_s: float, record: ClusterRecord, as_json
         _console.print_json(json.dumps({"token": str(token), "join": record.join_address, "expires_in_s": ttl_s}))
         return
     _console.print(str(token))
-    _notes.print(f"It holds for {ttl_s:g} s. On another machine: springtide node decode --join {record.join_address} --token TOKEN")
+    _notes.print(f"It holds for {ttl_s:g} s. On another machine: springtide node --join {record.join_address} --token TOKEN")
 
 
 async def _show(record: ClusterRecord) -> None:

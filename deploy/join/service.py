@@ -170,7 +170,7 @@ class JoinService:
     async def _check_name(self, asked: JoinRequest, before: x509.Certificate | None) -> None:
         """Raises InvalidRequest where it is another machine's. Who had it `before` need not wait until its own record is over: who has it,
         at an address that it still has. Another may have its certificate on a disk that was copied."""
-        kinds = {"prefill": ("store", "layer-store"), "decode": ("store",)}.get(asked.role, (asked.role,))
+        kinds = {"prefill": ("store", "layer-store"), "decode": ("store",), "instance": ("store",)}.get(asked.role, (asked.role,))
         asks_for = own = frozenset[str]()
         if before is not None and name_of(before) == asked.name:
             asks_for = addresses_asked_for(asked.request.encode())

@@ -133,6 +133,7 @@ def _name(options: NodeOptions) -> str:
 async def _run(machine: Machine, role: NodeRole, name: str, display: Display, verbose: bool) -> int:
     def greeting(record: ClusterRecord, took_s: float) -> str:
         what = {"prefill": "a store and a prefill engine", "decode": "a store and a decode engine", "gateway": f"a gateway on {record.url}"}
+        what["instance"] = "a store and an engine that prefills and decodes"
         if machine.config.prefill_node.spread_stages:
             what["prefill"] = f"a store and a stage, of {machine.config.prefill_node.stages}, of a prefill group"
         return (
@@ -191,7 +192,7 @@ async def _let_in(services: Sequence[str], ask: Callable[[str], Awaitable[JoinRe
 
 def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, identity: Identity, run_dir: RunDir) -> Machine:
     role = options.role
-    counts = {"prefill": int(role == "prefill"), "decode": int(role == "decode")}
+    counts = {"instances": int(role == "instance"), "prefill": int(role == "prefill"), "decode": int(role == "decode")}
     given = {**options.settings, "address": address, "run_dir": str(run_dir.path)}
     if options.stage is not None:
         given |= {"prefill_node.stages": options.stage.stages, "prefill_node.spread_stages": True}
@@ -225,7 +226,7 @@ def _machine(options: NodeOptions, name: str, address: str, reply: JoinReply, id
 
 def _resolved(config: ClusterConfig, role: NodeRole, reply: JoinReply, identity: Identity) -> ClusterConfig:
     """Raises ConfigError where a certificate is to have been given, or a port is taken."""
-    if role in ("prefill", "decode", "store"):
+    if role not in ("gateway", "conductor"):
         check_memory(config.kv, 1, memory_bytes())
     tls = identity.settings if reply.certificate else config.tls
     if tls.certificate is None or tls.key is None or tls.ca is None:

@@ -202,7 +202,7 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
         for index in range(config.decode):
             specs += node_processes("decode", f"decode-{index}", config, paths, ports)
         for index in range(config.instances):
-            specs += node_processes("decode", f"instance-{index}", config, paths, ports, prefills=True)
+            specs += node_processes("instance", f"instance-{index}", config, paths, ports)
     for index in range(config.conductor.replicas):
         specs += node_processes("conductor", f"conductor-{index}", config, paths, ports)
     if config.server.separate_gateway:
@@ -222,10 +222,9 @@ def node_processes(
     paths: ClusterPaths,
     ports: Iterator[int],
     stage: int = 0,
-    prefills: bool = False,
 ) -> list[ProcessSpec]:
     """What a node of this role consists of: an engine has a store beside it. `ports`: of metrics. `stage`: of a prefill group over several
-    nodes. `prefills`: who decodes prefills, too."""
+    nodes."""
     secret = _secret(config)
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -238,13 +237,14 @@ def node_processes(
         return [ProcessSpec(name, role, name, command("kvstore", "--node-id", name), secret)]
     package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("mixed_node", config.decode_node.threads)
     own = ("--node-id", name, "--instance-id", name)
-    ability = ("--prefills",) if prefills else ()
     computing = {"OMP_NUM_THREADS": str(threads), **secret}
     if stage:
         engine, store = (command(module, *own, "--stage", str(stage)) for module in ("prefill_node.stage", "kvstore"))
         return [ProcessSpec(f"{name}-store", "layer-store", name, store, secret), ProcessSpec(name, "stage", name, engine, computing)]
+    known_as: ProcessRole = "decode" if role == "instance" else role
+    ability = ("--prefills",) if role == "instance" else ()
     engine, store = command(package, *own, *ability), command("kvstore", "--node-id", name)
-    return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, role, name, engine, computing, drains=True)]
+    return [ProcessSpec(f"{name}-store", "store", name, store, secret), ProcessSpec(name, known_as, name, engine, computing, drains=True)]
 
 
 def _secret(config: ClusterConfig) -> dict[str, str]:

@@ -104,9 +104,7 @@ def _greeting(machine: Machine, record: ClusterRecord, took_s: float) -> str:
         join += f"\n\nIts nodes are on the Ray cluster at {ray.address}; {machine.paths.log('placer')} says where."
     if machine.join_address:
         token = f"{own_command()} token create --url {url}"
-        join += (
-            f"\n\nOther machines join with a token of `{token}`:\n\n  springtide node decode --join {machine.join_address} --token TOKEN"
-        )
+        join += f"\n\nOther machines join with a token of `{token}`:\n\n  springtide node --join {machine.join_address} --token TOKEN"
     return (
         f"\nSpringtide serves {name} on {url} (ready after {took_s:.1f} s; gRPC on {record.grpc_address}; "
         f"logs in {machine.paths.run_dir / 'logs'})\n\n  {curl}\n\n  {chat}\n\nWatch it at {url}/console, or by "

@@ -54,14 +54,15 @@ class JoinedNode:
         prefix: Sequence[str] = (),
         invitation: tuple[str, str] | None = None,
         installation: Installation | None = None,
+        says_role: bool = True,
     ) -> None:
         """`prefix`: what the command is run behind, such as a network of its own. `invitation`: as of new_token, from before.
-        `installation`: whose command it is; None: that of whoever runs the tests."""
+        `installation`: whose command it is; None: that of whoever runs the tests. `says_role`: False for what a node is that says none."""
         installation = installation or this_installation()
         self.name = f"{role}-{address.rpartition('.')[2]}"
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         token, join = invitation or new_token(cluster)
-        command = [*prefix, *installation.springtide, "node", role, "--join", join, "--address", address]
+        command = [*prefix, *installation.springtide, "node", *([role] if says_role else []), "--join", join, "--address", address]
         if "--group" not in options:  # whose stages are named after it
             command += ["--name", self.name]
         with self._output.open("wb") as output:
