@@ -408,10 +408,10 @@ def conductor() -> dashboard.Dashboard:
 
 def request() -> dashboard.Dashboard:
     parts = [
-        Query(mean("vllm:request_queue_time_seconds", where='@in,springtide_role="prefill"'), "waits to be prefilled"),
-        Query(mean("vllm:request_prefill_time_seconds", where='@in,springtide_role="prefill"'), "prefill"),
+        Query(mean("vllm:request_queue_time_seconds", where='@in,springtide_role=~"prefill|instance"'), "waits to be prefilled"),
+        Query(mean("vllm:request_prefill_time_seconds", where='@in,springtide_role=~"prefill|instance"'), "prefill"),
         Query(mean("springtide_prefill_hand_over_tail_seconds"), "hand-over after the first token"),
-        Query(mean("vllm:request_decode_time_seconds", where='@in,springtide_role="decode"'), "decode"),
+        Query(mean("vllm:request_decode_time_seconds", where='@in,springtide_role=~"decode|instance"'), "decode"),
     ]
     named = dashboard.TextBoxVariable("request").label("Request").description("the id that a client got: chatcmpl-…, msg_…, resp_…")
     return (

@@ -70,10 +70,13 @@ class Targets:
 
 
 def _by_process(members: Sequence[tuple[Member, float]]) -> Sequence[tuple[Target, float]]:
-    """A Conductor and a gateway that are one process have one page of metrics, and are one target."""
+    """A Conductor and a gateway that are one process have one page of metrics, and are one target; so has an engine that prefills and
+    decodes, which is called an instance."""
     found: dict[str, tuple[Target, float]] = {}
+    prefill = {member.metrics_address for member, _ in members if member.role == "prefill"}
     for member, left_s in sorted(members, key=lambda item: _ROLES.index(item[0].role)):
         if member.metrics_address and member.metrics_address not in found:
             name = f"{member.member_id}-store" if member.role in ("store", "layer-store") else member.member_id
-            found[member.metrics_address] = Target(name, member.role, member.metrics_address), left_s
+            role = "instance" if member.role == "decode" and member.metrics_address in prefill else member.role
+            found[member.metrics_address] = Target(name, role, member.metrics_address), left_s
     return list(found.values())

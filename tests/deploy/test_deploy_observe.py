@@ -50,7 +50,7 @@ def test_an_engine_that_prefills_and_decodes_is_one_target_called_as_its_node() 
     targets = Targets("moon")
     both = [member("prefill", "instance-0.prefill", 9001), member("decode", "instance-0", 9001), member("store", "instance-0", 9002)]
     targets.see([(each, LEASE_S) for each in both], 0.0)
-    assert set(seen(targets)) == {"instance-0", "instance-0-store"}
+    assert seen(targets) == {"instance-0": ("instance", "127.0.0.1:9001"), "instance-0-store": ("store", "127.0.0.1:9002")}
 
 
 def test_who_starts_anew_keeps_its_name() -> None:
