@@ -74,6 +74,16 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "keda": {**MONITORED, "prefill": ON_QUEUE, "decode": {**SCALED, "kind": "StatefulSet"}, "gateway": {"autoscaling": {"enabled": True}}},
     "hpa": {**MONITORED, "autoscaling": {"kind": "hpa"}, "prefill": ON_QUEUE, "decode": SCALED},
+    "instances": {
+        **MONITORED,
+        "instance": {"replicas": 4, "gpu": {"count": 1}, "kind": "StatefulSet", "ssd": {"enabled": True}, "threads": 3},
+    },
+    "instances beside others": {
+        **MONITORED,
+        "instance": ON_QUEUE,
+        "prefill": {"replicas": 2, "kind": "StatefulSet"},
+        "decode": {"autoscaling": {"enabled": True}},
+    },
     "tls": {
         **WATCHED,
         "gateway": {
@@ -157,6 +167,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "decode": {"gpu": {"count": 1}, "autoscaling": {"enabled": True}},
     },
 }
+POOLS = ("instance", "prefill", "decode")
 RAY = ("ray", "ray, scaled", "ray, cuda")
 FROM_OUTSIDE = {"ours", "company", "of-valkey", "prometheus", "certificate", "client", "hub", "models", "files", "registry", "default"}
 """What values name, and the chart does not make."""
@@ -303,12 +314,12 @@ def test_pods_have_longer_than_they_take_to_drain(objects: list[Object]) -> None
             container["lifecycle"]["preStop"]["sleep"]["seconds"] for container in each.containers.values() if "lifecycle" in container
         ]
         assert each.spec["terminationGracePeriodSeconds"] > max(waits, default=0) + drain_seconds(each) + 10
-        assert (drain_seconds(each) > 0) == (each.component() in ("gateway", "prefill", "decode"))
+        assert (drain_seconds(each) > 0) == (each.component() in ("gateway", *POOLS))
 
 
 def test_a_store_is_there_before_its_engine_and_goes_after_it(objects: list[Object]) -> None:
     for each in pods(objects):
-        if each.component() in ("prefill", "decode") and each.group is None:
+        if each.component() in POOLS and each.group is None:
             assert [container["name"] for container in each.sidecars][-1] == "store"
             assert [container["name"] for container in each.spec["containers"]] == [each.component()]
 
@@ -421,12 +432,52 @@ def of_prometheus(name: str) -> bool:
     return name in ("namespace", "job", "pod", "le")
 
 
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ({}, {"prefill": 1, "decode": 1}),
+        ({"instance": {"replicas": 3}}, {"instance": 3}),
+        ({"instance": {"replicas": 3}, "prefill": {"replicas": 2}}, {"instance": 3, "prefill": 2}),
+        ({"instance": SCALED}, {"instance": None}),
+        ({"instance": {"replicas": 1}, "decode": SCALED}, {"instance": 1, "decode": None}),
+        ({"prefill": {"replicas": 4}}, {"prefill": 4, "decode": 1}),
+    ],
+)
+def test_beside_instances_there_are_no_pods_of_one_role_unless_they_are_asked_for(
+    values: dict[str, Any], counts: dict[str, int | None]
+) -> None:
+    deployments = {found["metadata"]["labels"]["app.kubernetes.io/component"]: found for found in of_kind(rendered(values), "Deployment")}
+    assert {name: found["spec"].get("replicas") for name, found in deployments.items() if name != "gateway"} == counts
+    for name in counts:
+        (each,) = pods([deployments[name]])
+        assert ("--prefills" in each.containers[name]["command"]) == (name == "instance")
+
+
+def test_instances_follow_the_larger_load_of_both_roles_and_no_ratio() -> None:
+    by_pool = {
+        found["metadata"]["labels"]["app.kubernetes.io/component"]: {trigger["name"] for trigger in found["spec"]["triggers"]}
+        for found in of_kind(rendered(MATRIX["instances beside others"]), "ScaledObject")
+    }
+    assert by_pool == {"instance": {"load", "queue", "kv", "latency"}, "decode": {"load", "kv"}}
+
+
+def test_each_pool_has_its_threads() -> None:
+    objects = rendered({"instance": {"replicas": 1, "threads": 3}, "prefill": {"replicas": 1, "threads": 5}})
+    told = {
+        each.component(): {variable["value"] for variable in preparing["env"] if variable["name"].endswith("_NODE__THREADS")}
+        for each in pods(objects)
+        for preparing in each.preparing
+        if each.component() in POOLS
+    }
+    assert told == {"instance": {"3"}, "prefill": {"5"}}
+
+
 def test_pools_are_scaled_by_metrics_that_there_are() -> None:
     known = {sample: set(metric.labels) for sample, metric in metrics_by_sample().items()}
     objects = list(all_objects())
     triggers = [trigger for found in of_kind(objects, "ScaledObject") for trigger in found["spec"]["triggers"]]
     queries = {trigger["metadata"]["query"] for trigger in triggers}
-    assert len(queries) == 8 and {trigger["name"] for trigger in triggers} == {"load", "ratio", "queue", "kv", "latency"}
+    assert len(queries) == 10 and {trigger["name"] for trigger in triggers} == {"load", "ratio", "queue", "kv", "latency"}
     assert {trigger["metadata"]["ignoreNullValues"] for trigger in triggers} == {"false"}, "of what is not known 0 is not the load"
     for query in queries:
         for name, labels in re.findall(r"(springtide_\w+)\{([^}]*)\}", query):
@@ -440,7 +491,7 @@ def test_pools_are_scaled_by_metrics_that_there_are() -> None:
 
 def test_horizontal_pod_autoscalers_go_by_what_keda_goes_by() -> None:
     keda, hpa, queries = dict[str, tuple[str, str]](), dict[str, tuple[str, str]](), []
-    values = {name: MATRIX["keda"][name] for name in ("prefill", "decode")}
+    values = {**{name: MATRIX["keda"][name] for name in ("prefill", "decode")}, "instance": ON_QUEUE}
     for found in of_kind(rendered(values), "ScaledObject"):
         for trigger in found["spec"]["triggers"]:
             name = f"springtide_{found['metadata']['labels']['app.kubernetes.io/component']}_{trigger['name']}"
@@ -516,6 +567,10 @@ def test_routes_lead_to_the_service() -> None:
         ({"valkey": {"enabled": False, "url": "redis+cluster://valkey.example"}}, "url"),
         ({"prefill": {"autoscaling": {"targetKvUse": 0.5}}}, "targetKvUse"),
         ({"decode": {"autoscaling": {"queuedTokens": 1}}}, "queuedTokens"),
+        ({"instance": {"autoscaling": {"followRatio": True}}}, "followRatio"),
+        ({"prefill": {"replicas": 0}}, "prefill.replicas, decode.replicas: without instances a cluster has one pod of each at least"),
+        ({"prefill": {"replicas": "some"}}, "replicas"),
+        ({"instance": {"replicas": ""}}, "replicas"),
         ({"tls": {"existingAuthority": "ours"}, **MONITORED}, "existingCertificate"),
         ({"monitoring": {"rules": {"objective": 1}}}, "objective"),
         ({"monitoring": {"rules": {"runbooks": "https://wiki.example"}}}, "runbooks"),

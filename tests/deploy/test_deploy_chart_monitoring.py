@@ -14,7 +14,7 @@ from tests.support.dashboards import DASHBOARDS
 from tests.support.prometheus import accepts, alerts, rules
 
 ALL: dict[str, Any] = {"podMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboards": {"enabled": True}}
-ROLES = {"conductor", "gateway", "prefill", "decode", "store"}
+ROLES = {"conductor", "gateway", "instance", "prefill", "decode", "store"}
 COMPONENT = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
 
 
@@ -73,9 +73,9 @@ def relabelled(target: dict[str, str], relabelings: list[dict[str, Any]]) -> dic
     return labels
 
 
-@pytest.mark.parametrize("mode", ["plain", "ray"])
-def test_rules_and_dashboards_know_every_process(mode: str) -> None:
-    objects = rendered({"mode": mode, "monitoring": ALL})
+@pytest.mark.parametrize(("mode", "pools"), [("plain", ("prefill", "decode")), ("plain", ("instance",)), ("ray", ("prefill", "decode"))])
+def test_rules_and_dashboards_know_every_process(mode: str, pools: tuple[str, ...]) -> None:
+    objects = rendered({"mode": mode, "monitoring": ALL, **{pool: {"replicas": 1} for pool in pools}})
     (monitor,) = of_kind(objects, "PodMonitor")
     known = {}
     for each in selected(monitor["spec"]["selector"]["matchLabels"], objects):
@@ -84,6 +84,6 @@ def test_rules_and_dashboards_know_every_process(mode: str) -> None:
                 labels = relabelled({"__meta_kubernetes_pod_name": each.component(), COMPONENT: each.component()}, endpoint["relabelings"])
                 assert labels["cluster"] == f"{RELEASE}-springtide" and labels["springtide_role"] in ROLES
                 known[labels["instance"]] = labels["springtide_role"]
-    stores = {"prefill-store": "store", "decode-store": "store"}
-    engines = {"conductor": "conductor", "gateway": "gateway", "prefill": "prefill", "decode": "decode"}
+    stores = {f"{pool}-store": "store" for pool in pools}
+    engines = {name: name for name in ("conductor", "gateway", *pools)}
     assert known == {**engines, **stores, **({"head": "conductor"} if mode == "ray" else {})}

@@ -236,7 +236,7 @@ config.yaml; "pool": the values of the pool that they are of. */}}
     {{- end }}
     - {name: SPRINGTIDE_DRAIN_S, value: {{ $drainSeconds | quote }}}
     {{- with $pool }}
-    {{- include "springtide.storeEnvironment" . | nindent 4 }}
+    {{- include "springtide.poolEnvironment" . | nindent 4 }}
     {{- end }}
   resources: {{ toYaml .Values.smallResources | nindent 4 }}
   securityContext: {{ include "springtide.containerSecurityContext" . | nindent 4 }}
@@ -329,8 +329,10 @@ livenessProbe:
 - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
-{{/* Of a pool's store: what it has beside the cluster's settings. */}}
-{{- define "springtide.storeEnvironment" -}}
+{{/* Of a pool's nodes: what they have beside the cluster's settings. */}}
+{{- define "springtide.poolEnvironment" -}}
+- {name: SPRINGTIDE_PREFILL_NODE__THREADS, value: {{ .threads | quote }}}
+- {name: SPRINGTIDE_DECODE_NODE__THREADS, value: {{ .threads | quote }}}
 {{- if .ssd.enabled }}
 - {name: SPRINGTIDE_KV__SSD_DIR, value: /ssd}
 {{- end }}
@@ -410,20 +412,18 @@ mode ray, whose gateway serves itself alone, and whose Conductor is one of sever
   "cluster" (include "springtide.fullname" .)
   "server" (dict "host" (ternary "127.0.0.1" "0.0.0.0" $head) "port" 8000 "grpc_port" 8001 "separate_gateway" true)
   "conductor" (dict "replicas" (ternary 1 (int .Values.conductor.replicas) $head))
-  "prefill_node" (dict "threads" (int .Values.prefill.threads))
-  "decode_node" (dict "threads" (int .Values.decode.threads))
   "tls" (ternary (dict "certificate" "/run/springtide/tls/tls.crt" "key" "/run/springtide/tls/tls.key" "ca" "/run/springtide/tls/ca.crt") (dict "plaintext_allowed" true) .Values.tls.enabled)
 }}
 {{- with .Values.model.servedName }}{{ $_ := set $own "served_model_name" . }}{{ end }}
 {{- if eq .Values.mode "ray" }}{{ $_ := set $own "join_port" 8002 }}{{ end }}
 {{- if $head }}
   {{- $ray := dict "address" "auto" }}
-  {{- range $role := list "prefill" "decode" }}
+  {{- range $role := include "springtide.pools" $.root | fromJsonArray }}
     {{- $pool := index $.root.Values $role }}
     {{- $wanted := dict "gpus" (int $pool.gpu.count) "resources" (dict (printf "springtide-%s" $role) 1) }}
     {{- if $pool.autoscaling.enabled }}{{ $_ := set $wanted "most" (int $pool.autoscaling.maxReplicas) }}{{ end }}
     {{- $_ := set $ray $role $wanted }}
-    {{- $_ := set $own $role (include "springtide.leastReplicas" $pool | int) }}
+    {{- $_ := set $own $role (include "springtide.leastReplicas" (dict "root" $.root "role" $role) | int) }}
   {{- end }}
   {{- $_ := set $own "ray" $ray }}
   {{- $_ := set $own "metrics_port" 9400 }}
@@ -441,9 +441,28 @@ mode ray, whose gateway serves itself alone, and whose Conductor is one of sever
 {{- end -}}
 {{- end -}}
 
-{{/* The fewest pods of a pool. */}}
+{{/* The pools that have pods, a list of their roles. */}}
+{{- define "springtide.pools" -}}
+{{- $pools := list }}
+{{- range $role := list "instance" "prefill" "decode" }}
+{{- if include "springtide.leastReplicas" (dict "root" $ "role" $role) | int }}{{ $pools = append $pools $role }}{{ end }}
+{{- end }}
+{{- if not (or (has "instance" $pools) (and (has "prefill" $pools) (has "decode" $pools))) }}
+{{- fail "prefill.replicas, decode.replicas: without instances a cluster has one pod of each at least" }}
+{{- end }}
+{{- toJson $pools }}
+{{- end -}}
+
+{{/* The fewest pods of a pool: (dict "root" $ "role" "prefill"). */}}
 {{- define "springtide.leastReplicas" -}}
-{{ ternary .autoscaling.minReplicas .replicas .autoscaling.enabled }}
+{{- $pool := index .root.Values .role -}}
+{{- if $pool.autoscaling.enabled -}}
+{{ $pool.autoscaling.minReplicas }}
+{{- else if ne (toString $pool.replicas) "" -}}
+{{ $pool.replicas }}
+{{- else -}}
+{{ ternary 0 1 (gt (include "springtide.leastReplicas" (dict "root" .root "role" "instance") | int) 0) }}
+{{- end -}}
 {{- end -}}
 
 {{/* Of a container, with what device plugins give it: (dict "resources" … "devices" …). */}}
@@ -504,24 +523,23 @@ resources: {requests: {storage: {{ .size }}}}
 {{- end -}}
 
 {{/* What a pool is scaled by: a list of names, PromQL queries, thresholds and how the two are compared. AverageValue: as many pods as the
-value has thresholds. Of several Conductors the one that leads is asked. */}}
+value has thresholds. Value: as many times the pods. Instances have the work of both roles, and follow the larger one. Of several Conductors
+the one that leads is asked. */}}
 {{- define "springtide.triggers" -}}
 {{- $scaling := .pool.autoscaling -}}
 {{- $pods := printf "namespace=%q,job=%q" .root.Release.Namespace (printf "%s/%s" .root.Release.Namespace (include "springtide.fullname" .root)) -}}
-{{- $role := printf "role=%q,%s" .role $pods -}}
+{{- $role := printf "%s,%s" (ternary "role=~\"prefill|decode\"" (printf "role=%q" .role) (eq .role "instance")) $pods -}}
 {{- $leads := printf "and on (pod) springtide_conductor_is_leader{%s} == 1" $pods -}}
-{{- $instances := printf "max(springtide_conductor_instances{%s,ready=\"true\"} %s)" $role $leads -}}
-# The load of all instances together, in instances.
 - name: load
-  type: AverageValue
+  type: Value
   threshold: {{ $scaling.targetLoad | quote }}
-  query: max(springtide_conductor_pool_load{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
-{{- if $scaling.followRatio }}
-# Before anybody has asked a Conductor it wants no number of them.
+  query: max(springtide_conductor_pool_load{ {{- $role -}} } {{ $leads }})
+{{- if and $scaling.followRatio (not (has "instance" (include "springtide.pools" .root | fromJsonArray))) }}
+# Before anybody has asked a Conductor it wants no number of them. Where instances do what is there to do, no number follows from that.
 - name: ratio
   type: AverageValue
   threshold: "1"
-  query: max(springtide_conductor_pool_wanted{ {{- $role -}} } {{ $leads }}) or 0 * {{ $instances }}
+  query: max(springtide_conductor_pool_wanted{ {{- $role -}} } {{ $leads }}) or 0 * max(springtide_conductor_instances{ {{- $role -}} } {{ $leads }})
 {{- end }}
 {{- if $scaling.queuedTokens }}
 - name: queue
@@ -530,14 +548,13 @@ value has thresholds. Of several Conductors the one that leads is asked. */}}
   query: max(springtide_conductor_queued_prefill_tokens{ {{- $pods -}} } {{ $leads }})
 {{- end }}
 {{- if $scaling.targetKvUse }}
-# The slots that are used, in instances.
 - name: kv
-  type: AverageValue
+  type: Value
   threshold: {{ $scaling.targetKvUse | quote }}
-  query: max(springtide_conductor_kv_used_ratio{ {{- $role -}} } {{ $leads }}) * {{ $instances }}
+  query: max(springtide_conductor_kv_used_ratio{ {{- $role -}} } {{ $leads }})
 {{- end }}
 {{- if $scaling.latencySeconds }}
-{{- $seconds := printf "springtide_%s_seconds" (ternary "conductor_predicted_ttft" "gateway_tbt" (eq .role "prefill")) }}
+{{- $seconds := printf "springtide_%s_seconds" (ternary "gateway_tbt" "conductor_predicted_ttft" (eq .role "decode")) }}
 # A quantile of nothing is no number, which KEDA may take for a large negative one (kedacore/keda#7475): where nobody asks it is 0.
 - name: latency
   type: Value
