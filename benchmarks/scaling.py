@@ -22,6 +22,7 @@ from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import BenchWorkload
 from deploy.ray.placement import Phase
 from deploy.ray.record import PlacementBook
+from deploy.ray.resources import Pool
 from simulator.report import style
 from simulator.report.drawing import Floats, count_axis, figure, legend_above, limit_across, over_time, time_unit
 from springtide.config import TlsConfig
@@ -129,7 +130,7 @@ async def sample(cluster: Cluster, samples: list[Sample]) -> None:
             placed, status = await book.read(), await asyncio.to_thread(cluster.status)
             queued = await asyncio.to_thread(metric_at, conductor.metrics_address, QUEUED, None, tls)
             assert placed is not None, "the placer has said nothing yet"
-            wanted = sum(node.role is Role.PREFILL and node.phase is not Phase.LEAVING for node in placed.nodes.values())
+            wanted = sum(node.pool is Pool.PREFILL and node.phase is not Phase.LEAVING for node in placed.nodes.values())
             running = sum(one.ready and one.instance.role is Role.PREFILL for one in status.instances)
             samples.append(Sample(at, wanted, running, queued, status.prefill_work))
             await asyncio.sleep(max(0.0, at + LOOK_EVERY_S - time.monotonic()))

@@ -425,8 +425,8 @@ class RayPoolConfig(Section):
         None,
         ge=1,
         le=1024,
-        description="most nodes of this role: their number follows the Conductor's figures, but is not less than the setting `prefill` or "
-        "`decode`. Default: exactly so many",
+        description="most nodes of this kind: their number follows the Conductor's figures, but is not less than the setting `instances`, "
+        "`prefill` or `decode`, which is not 0. Of nodes of one role not where there are instances. Default: exactly so many",
     )
     cpus: int | None = Field(
         None, ge=1, description="processors that Ray sets aside for a node, and that its engines share. Default: 1, and engines take all"
@@ -449,7 +449,7 @@ class RayConfig(Section):
     address: str | None = Field(
         None,
         min_length=1,
-        description="the Ray cluster on which `springtide up` places prefill and decode nodes: HOST:PORT, `auto` for the one that this "
+        description="the Ray cluster on which `springtide up` places its nodes: HOST:PORT, `auto` for the one that this "
         "machine is in, `local` for one of this machine alone. Default: they run on this machine, without Ray",
     )
     orphan_s: float = Field(
@@ -464,6 +464,7 @@ class RayConfig(Section):
     scale_down_after_s: float = Field(
         300.0, ge=0, description="and shrinks when it has been too large for so long; who leaves has `drain_s` to end what runs there"
     )
+    instance: RayPoolConfig = RayPoolConfig()
     prefill: RayPoolConfig = RayPoolConfig()
     decode: RayPoolConfig = RayPoolConfig()
 
@@ -535,7 +536,7 @@ class ClusterConfig(Section):
         ge=0,
         le=64,
         description="instances on this machine that prefill, decode or do both, as each request is served best: an engine each, with the "
-        "threads, cards and ranks that `decode_node` says; not with `ray.address`",
+        "threads, cards and ranks that `decode_node` says; with `ray.address`, the least number on Ray",
     )
     prefill: int = Field(
         1,

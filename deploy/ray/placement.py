@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
+from deploy.ray.resources import Pool
 from springtide.protocol.instances import Role
 
 ADOPT_S = 10.0
@@ -27,7 +28,7 @@ RETURN_S = 120.0
 ABSENT_S = 10.0
 """Whose lease has not held for so long is gone: twice what it takes a lease to run out."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-"""From a node that ended before it served to the next attempt of its role, and after many of them."""
+"""From a node that ended before it served to the next attempt of its pool, and after many of them."""
 
 
 class Phase(Enum):
@@ -48,7 +49,7 @@ class PlacedNode:
     name: str
     placement: str
     """Differs from that of every other node that has had this name."""
-    role: Role
+    pool: Pool
     phase: Phase
     hosts: tuple[str, ...] = ()
     """Of the Ray nodes that it was placed on, stage by stage; empty before."""
@@ -150,15 +151,15 @@ class _Memory:
 
 
 class Placement:
-    """The nodes of both roles. To be told of every look, about once a second."""
+    """The nodes of all pools. To be told of every look, about once a second."""
 
     def __init__(self, known: Mapping[str, PlacedNode], now: float, new_id: Callable[[], str] = lambda: secrets.token_hex(4)) -> None:
         """`known`: what an earlier placer, which is gone with its places, has left."""
         self._new_id = new_id
         self._nodes: dict[str, PlacedNode] = {}
         self._memory: dict[str, _Memory] = {}
-        self._failures = dict.fromkeys(Role, 0)
-        self._retry_at = dict.fromkeys(Role, now)
+        self._failures = dict.fromkeys(Pool, 0)
+        self._retry_at = dict.fromkeys(Pool, now)
         for node in known.values():
             self._enter(node, Phase.LEAVING if node.phase is Phase.LEAVING else Phase.LOST, now)
 
@@ -166,9 +167,9 @@ class Placement:
     def nodes(self) -> Mapping[str, PlacedNode]:
         return self._nodes
 
-    def count(self, role: Role) -> int:
-        """Nodes that were placed in this role and have not been told to leave."""
-        return sum(node.role is role and node.phase is not Phase.LEAVING for node in self._nodes.values())
+    def count(self, pool: Pool) -> int:
+        """Nodes that were placed for this pool and have not been told to leave."""
+        return sum(node.pool is pool and node.phase is not Phase.LEAVING for node in self._nodes.values())
 
     def alone(self, held: Container[str], now: float) -> list[PlacedNode]:
         """Those whose processes may run with no agent beside them, for as long as one may come or they are to end. `held`: the names of
@@ -181,13 +182,13 @@ class Placement:
             or (node.phase is Phase.LEAVING and name not in held)
         ]
 
-    def look(self, sight: Sight, wanted: Mapping[Role, int], now: float) -> list[Action]:
-        """What is to be done after a look, so that there are so many nodes of each role."""
+    def look(self, sight: Sight, wanted: Mapping[Pool, int], now: float) -> list[Action]:
+        """What is to be done after a look, so that there are so many nodes of each pool."""
         actions: list[Action] = []
         for name in sorted(self._nodes):
             actions += self._follow(self._nodes[name], sight, now)
-        for role in Role:
-            actions += self._fit(role, sight, wanted[role], now)
+        for pool in Pool:
+            actions += self._fit(pool, sight, wanted[pool], now)
         return actions
 
     def leave(self, now: float) -> list[Action]:
@@ -204,13 +205,13 @@ class Placement:
             case Phase.PLACING:
                 if state in (PlaceState.GONE, PlaceState.ENDED):
                     yield from self._forget(node, sight)
-                    self._failed(node.role, now)
+                    self._failed(node.pool, now)
                 elif state is PlaceState.BROKEN:
                     yield self._sent_away(node.name, now)
-                    self._failed(node.role, now)
+                    self._failed(node.pool, now)
                 elif state is PlaceState.RUNNING and sight.ready is not None and node.name in sight.ready:
                     self._enter(node, Phase.SERVING, now)
-                    self._failures[node.role] = 0
+                    self._failures[node.pool] = 0
             case Phase.ADOPTING:
                 if state is PlaceState.RUNNING:
                     self._enter(node, Phase.SERVING, now)
@@ -248,15 +249,15 @@ class Placement:
             self._enter(node, Phase.ADOPTING, now)
             yield Adopt(self._nodes[node.name])
 
-    def _fit(self, role: Role, sight: Sight, wanted: int, now: float) -> Iterator[Action]:
+    def _fit(self, pool: Pool, sight: Sight, wanted: int, now: float) -> Iterator[Action]:
         ready = sight.ready or {}
-        own = [node for node in self._nodes.values() if ready.get(node.name, node.role) is role]
+        own = [node for node in self._nodes.values() if _serves_in(node, ready) is pool]
         active = [node for node in own if node.phase in (Phase.PLACING, Phase.SERVING, Phase.ADOPTING)]
         may_serve = [node for node in own if node.phase is Phase.LOST and now < self._memory[node.name].lost_until]
         active += [node for node in may_serve if sight.ready is None or node.name in ready]
-        if len(active) < wanted and now >= self._retry_at[role]:
+        if len(active) < wanted and now >= self._retry_at[pool]:
             for _ in range(wanted - len(active)):
-                yield Create(self._new(role, sight, now))
+                yield Create(self._new(pool, sight, now))
         if sight.ready is None:
             return  # and nobody is sent away who may be the one that serves
         surplus = sorted(
@@ -269,11 +270,11 @@ class Placement:
                 if node.phase is Phase.LOST and node not in active:
                     yield self._sent_away(node.name, now)
 
-    def _new(self, role: Role, sight: Sight, now: float) -> PlacedNode:
+    def _new(self, pool: Pool, sight: Sight, now: float) -> PlacedNode:
         """With the first name that nobody has: what a store keeps on an SSD is found again by it."""
         taken = self._nodes.keys() | (sight.present or frozenset())
-        index = next(index for index in range(len(taken) + 1) if f"{role}-{index}" not in taken)
-        node = PlacedNode(f"{role}-{index}", self._new_id(), role, Phase.PLACING)
+        index = next(index for index in range(len(taken) + 1) if f"{pool}-{index}" not in taken)
+        node = PlacedNode(f"{pool}-{index}", self._new_id(), pool, Phase.PLACING)
         self._enter(node, Phase.PLACING, now)
         return node
 
@@ -286,9 +287,9 @@ class Placement:
         if node.name in sight.places:
             yield Release(node.name)
 
-    def _failed(self, role: Role, now: float) -> None:
-        self._retry_at[role] = now + min(FIRST_RETRY_S * 2 ** self._failures[role], LONGEST_RETRY_S)
-        self._failures[role] = min(self._failures[role] + 1, 16)
+    def _failed(self, pool: Pool, now: float) -> None:
+        self._retry_at[pool] = now + min(FIRST_RETRY_S * 2 ** self._failures[pool], LONGEST_RETRY_S)
+        self._failures[pool] = min(self._failures[pool] + 1, 16)
 
     def _enter(self, node: PlacedNode, phase: Phase, now: float) -> None:
         before = self._memory.get(node.name)
@@ -305,3 +306,8 @@ class Placement:
         if memory.absent_since is None:
             memory.absent_since = now
         return now - memory.absent_since >= ABSENT_S
+
+
+def _serves_in(node: PlacedNode, ready: Mapping[str, Role]) -> Pool:
+    """The pool where it counts. A node of one role may have switched it; one that has both keeps both."""
+    return node.pool if node.pool is Pool.INSTANCE or node.name not in ready else Pool(ready[node.name])

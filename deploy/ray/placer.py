@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,14 +25,13 @@ from deploy.ray.cluster import Agent, Held, RayNode
 from deploy.ray.orders import NodeOrder, tag_of
 from deploy.ray.placement import Action, Adopt, Create, Leave, Phase, PlacedNode, Placement, PlaceState, PlaceView, Release, Sight
 from deploy.ray.record import PlacementBook, PlacementRecord
-from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, pool_config, preferences
-from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
+from deploy.ray.resources import Pool, bundle, cards_of, fits, least_nodes, num_stages, own_settings, pool_config, preferences
+from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize, figures_of
 from springtide.config import ENV_PREFIX, ClusterConfig, in_url
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, Unavailable
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, parse_arguments, run
-from springtide.protocol.instances import Role
 from springtide.protocol.status import ClusterStatus
 from springtide.supervision import end, first_of, supervised
 from springtide.valkey import ValkeyClient
@@ -78,7 +78,8 @@ class Placer:
         self._book = PlacementBook(valkey, config.cluster, self._credentials)
         self._tokens = TokenBook(valkey, config.cluster, self._credentials)
         self._placement = Placement({}, time.monotonic())
-        self._sizes: dict[Role, PoolSize] = {}
+        self._sizes: dict[Pool, PoolSize] = {}
+        """Of the pools that have nodes."""
         self._asks: dict[str, _Ask] = {}
         self._beat = 0
         self._telling = asyncio.Lock()
@@ -95,9 +96,10 @@ class Placer:
         if anew:
             await self._connect(address, stop)
         self._placement = Placement(known, time.monotonic())
-        for role, least in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
-            limits = PoolLimits(least, pool_config(config, role).most or least)
-            self._sizes[role] = PoolSize(limits, config.ray, self._placement.count(role))
+        for pool in Pool:
+            if least := least_nodes(config, pool):
+                limits = PoolLimits(least, pool_config(config, pool).most or least)
+                self._sizes[pool] = PoolSize(limits, config.ray, self._placement.count(pool))
         telling = supervised(self._keep_telling, "tell nodes that they are wanted")
         try:
             await first_of(self._place(address, stop, connected=anew), stop.wait())
@@ -137,7 +139,7 @@ class Placer:
         self._has_cards = any(each.total.get("GPU") for each in ray_nodes)
         status, sight = await self._sight(ray_nodes)
         now = time.monotonic()
-        wanted = {role: self._wanted(role, status, now) for role in Role}
+        wanted = {pool: self._wanted(pool, status, now) if pool in self._sizes else 0 for pool in Pool}
         phases = {name: node.phase for name, node in self._placement.nodes.items()}
         for action in self._placement.look(sight, wanted, now):
             await self._do(action, ray_nodes, now)
@@ -151,31 +153,34 @@ class Placer:
         members = await self._membership.members()
         status = await self._status(members or [])
         ready = None if status is None else [each for each in status.instances if each.ready]
+        busy = Counter[str]()
+        for each in ready or ():
+            busy[each.instance.node_id] += each.running + each.waiting
         return status, Sight(
             places=places,
             hosts=frozenset(each.host for each in ray_nodes),
             present=None if members is None else frozenset(member.member_id for member in members if member.role == "store"),
             ready=None if ready is None else {each.instance.instance_id: each.instance.role for each in ready},
-            busy={each.instance.instance_id: float(each.running + each.waiting) for each in ready or ()},
+            busy=busy,
         )
 
     async def _status(self, members: list[Member]) -> ClusterStatus | None:
         """The leader's: a standby decides nothing, and one that has just begun may not have heard of everybody."""
         return leaders_status(await views(members, self._credentials))
 
-    def _wanted(self, role: Role, status: ClusterStatus | None, now: float) -> int:
-        size, figures = self._sizes[role], None if status is None else _figures(role, status)
+    def _wanted(self, pool: Pool, status: ClusterStatus | None, now: float) -> int:
+        size, figures = self._sizes[pool], None if status is None else figures_of(pool, status, self._config.ray.scale_load)
         before = size.wanted
         size.see(figures, now)
         if size.wanted != before:
-            logger.info("%d %s nodes are wanted, not %d: %s", size.wanted, role, before, _why(figures))
+            logger.info("%d %s nodes are wanted, not %d: %s", size.wanted, pool, before, _why(figures))
         return size.wanted
 
     async def _do(self, action: Action, ray_nodes: list[RayNode], now: float) -> None:
         match action:
             case Create(node):
-                stages = num_stages(self._config, node.role)
-                await self._ask(node, [[()] * stages] if stages > 1 else self._best(node.role, ray_nodes), now)
+                stages = num_stages(self._config, node.pool)
+                await self._ask(node, [[()] * stages] if stages > 1 else self._best(node.pool, ray_nodes), now)
             case Adopt(node):
                 logger.info("%s has lost its place; it is looked for at %s", node.name, ", ".join(node.hosts))
                 at = [tuple(each.node_id for each in ray_nodes if each.host == host) for host in node.hosts]
@@ -188,15 +193,15 @@ class Placer:
                 if name in self._asks and not self._asks[name].held.begun:
                     await self._release(name)
 
-    def _best(self, role: Role, ray_nodes: list[RayNode]) -> list[Sequence[tuple[str, ...]]]:
+    def _best(self, pool: Pool, ray_nodes: list[RayNode]) -> list[Sequence[tuple[str, ...]]]:
         """Where a further node would best be."""
-        wanted = bundle(self._config, role, self._has_cards)
+        wanted = bundle(self._config, pool, self._has_cards)
         able = [each.node_id for each in ray_nodes if fits(wanted, each.total)]
-        occupied = [each for ask in self._asks.values() if ask.node.role is role for each in ask.ray_nodes]
-        return [[among] for among in preferences(pool_config(self._config, role).arrange, able, occupied)]
+        occupied = [each for ask in self._asks.values() if ask.node.pool is pool for each in ask.ray_nodes]
+        return [[among] for among in preferences(pool_config(self._config, pool).arrange, able, occupied)]
 
     async def _ask(self, node: PlacedNode, choices: list[Sequence[tuple[str, ...]]], now: float, adopts: bool = False) -> None:
-        held = await asyncio.to_thread(Held, node.name, bundle(self._config, node.role, self._has_cards), choices[0])
+        held = await asyncio.to_thread(Held, node.name, bundle(self._config, node.pool, self._has_cards), choices[0])
         self._asks[node.name] = _Ask(node, adopts, choices, held, now)
 
     async def _begin(self, ray_nodes: list[RayNode], now: float) -> None:
@@ -208,10 +213,10 @@ class Placer:
             if not ask.held.given and len(ask.choices) > 1 and (not there or (not has_room and now - ask.since >= NARROW_S)):
                 await asyncio.to_thread(ask.held.release)
                 ask.choices, ask.since = ask.choices[1:], now
-                ask.held = await asyncio.to_thread(Held, name, bundle(self._config, ask.node.role, self._has_cards), ask.choices[0])
+                ask.held = await asyncio.to_thread(Held, name, bundle(self._config, ask.node.pool, self._has_cards), ask.choices[0])
             elif not has_room and not ask.warned and now - ask.since >= PATIENT_S:
                 ask.warned = True
-                wanted = bundle(self._config, ask.node.role, self._has_cards)
+                wanted = bundle(self._config, ask.node.pool, self._has_cards)
                 where = "one Ray node" if len(ask.held.agents) == 1 else f"each of {len(ask.held.agents)} Ray nodes"
                 logger.warning("Ray has had no room for %s for %d s: on %s there must be free %s", name, PATIENT_S, where, wanted)
             elif ask.held.given and not ask.held.begun:
@@ -251,14 +256,14 @@ class Placer:
         token = await self._tokens.create(first_fingerprint(config.tls.ca.read_bytes()), TOKEN_S, time.time())
         ask.token_id = token.token_id
         whole = NodeOrder(
-            role="prefill" if node.role is Role.PREFILL else "decode",
+            role=node.pool.value,
             name=node.name,
             placement=node.placement,
             cluster=config.cluster,
             join=f"{in_url(config.address)}:{config.join_port}",
             token=str(token),
             orphan_s=config.ray.orphan_s,
-            settings=own_settings(config, node.role),
+            settings=own_settings(config, node.pool),
         )
         stages = len(ask.held.agents)
         return [replace(whole, stage=stage, stages=stages) for stage in range(stages)]
@@ -311,11 +316,6 @@ class Placer:
         except TimeoutError:
             return {}
         return {name: view for name, view in found.items() if view.state not in (PlaceState.WAITING, PlaceState.COMING)}
-
-
-def _figures(role: Role, status: ClusterStatus) -> PoolFigures:
-    work, load = (status.prefill_work, status.prefill_load) if role is Role.PREFILL else (status.decode_work, status.decode_load)
-    return PoolFigures(work, load, sum(each.ready and each.instance.role is role for each in status.instances))
 
 
 def _why(figures: PoolFigures | None) -> str:

@@ -4,46 +4,59 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 from springtide.config import ClusterConfig, RayPoolConfig
-from springtide.protocol.instances import Role
 
 
-def pool_config(config: ClusterConfig, role: Role) -> RayPoolConfig:
-    return config.ray.prefill if role is Role.PREFILL else config.ray.decode
+class Pool(StrEnum):
+    """Nodes of one kind, of which there are to be so many; how each joins the cluster."""
+
+    INSTANCE = "instance"
+    """They prefill and decode."""
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
-def num_engines(config: ClusterConfig, role: Role) -> int:
+def pool_config(config: ClusterConfig, pool: Pool) -> RayPoolConfig:
+    return {Pool.INSTANCE: config.ray.instance, Pool.PREFILL: config.ray.prefill, Pool.DECODE: config.ray.decode}[pool]
+
+
+def least_nodes(config: ClusterConfig, pool: Pool) -> int:
+    return {Pool.INSTANCE: config.instances, Pool.PREFILL: config.prefill, Pool.DECODE: config.decode}[pool]
+
+
+def num_engines(config: ClusterConfig, pool: Pool) -> int:
     """The processes of a node that run the model."""
-    return (config.prefill_node if role is Role.PREFILL else config.decode_node).engines_of_node
+    return (config.prefill_node if pool is Pool.PREFILL else config.decode_node).engines_of_node
 
 
-def num_stages(config: ClusterConfig, role: Role) -> int:
+def num_stages(config: ClusterConfig, pool: Pool) -> int:
     """How many nodes stand together for one: those of a prefill group's stages, where these are to be apart."""
-    return config.prefill_node.stages if role is Role.PREFILL and config.prefill_node.spread_stages else 1
+    return config.prefill_node.stages if pool is Pool.PREFILL and config.prefill_node.spread_stages else 1
 
 
-def bundle(config: ClusterConfig, role: Role, has_cards: bool) -> dict[str, float]:
+def bundle(config: ClusterConfig, pool: Pool, has_cards: bool) -> dict[str, float]:
     """The bundle of a node, or of a stage of a group whose stages are apart, which is on one Ray node: the processors and cards of its
     engine, and the memory of its store. `has_cards`: the Ray cluster has any."""
-    pool = pool_config(config, role)
+    room = pool_config(config, pool)
     on_cards = config.device == "cuda" or (config.device == "auto" and has_cards)
-    gpus = pool.gpus if pool.gpus is not None else float(num_engines(config, role) if on_cards else 0)
-    wanted = {"CPU": float(pool.cpus or 1), "GPU": gpus, "memory": float(config.kv.arena_size), **pool.resources}
+    gpus = room.gpus if room.gpus is not None else float(num_engines(config, pool) if on_cards else 0)
+    wanted = {"CPU": float(room.cpus or 1), "GPU": gpus, "memory": float(config.kv.arena_size), **room.resources}
     return {name: amount for name, amount in wanted.items() if amount}
 
 
-def own_settings(config: ClusterConfig, role: Role) -> dict[str, object]:
+def own_settings(config: ClusterConfig, pool: Pool) -> dict[str, object]:
     """Those of a node's settings that the cluster does not tell whoever joins it, by dotted names."""
     settings: dict[str, object] = {"device": config.device, "log.level": config.log.level, "log.format": config.log.format}
     if config.tls.plaintext_allowed:
         settings["tls.plaintext_allowed"] = True
     if config.drain_s:
         settings["drain_s"] = config.drain_s
-    cpus = pool_config(config, role).cpus
+    cpus = pool_config(config, pool).cpus
     if cpus is not None:
         # Of both roles: a node may switch.
-        for package, each in (("prefill_node", Role.PREFILL), ("decode_node", Role.DECODE)):
+        for package, each in (("prefill_node", Pool.PREFILL), ("decode_node", Pool.DECODE)):
             settings[f"{package}.threads"] = max(1, cpus // num_engines(config, each))
     return settings
 

@@ -7,7 +7,11 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+from deploy.ray.resources import Pool
 from springtide.config import RayConfig
+from springtide.ids import prefill_side
+from springtide.protocol.instances import Role
+from springtide.protocol.status import ClusterStatus
 
 _OVERLOADED = 1.0
 """The load from which on a pool does not keep its objectives, whatever was predicted of its work."""
@@ -80,3 +84,17 @@ class PoolSize:
             return []
         first = max(index for index, (time, _) in enumerate(self._asked) if time <= since)
         return [count for _, count in islice(self._asked, first, None)]
+
+
+def figures_of(pool: Pool, status: ClusterStatus, scale_load: float) -> PoolFigures:
+    """Instances have all the work of both roles, but for what nodes of one role beside them do, which are busy `scale_load` of their time;
+    and of the loads the larger one."""
+    ready = {(each.instance.role, each.instance.instance_id) for each in status.instances if each.ready}
+    both = {name for role, name in ready if role is Role.DECODE and (Role.PREFILL, prefill_side(name)) in ready}
+    if pool is not Pool.INSTANCE:
+        work, load = (status.prefill_work, status.prefill_load) if pool is Pool.PREFILL else (status.decode_work, status.decode_load)
+        return PoolFigures(work, load, sum(role is Role(pool) for role, _ in ready) - len(both))
+    others = {each: sum(role is each for role, _ in ready) - len(both) for each in Role}
+    works = {Role.PREFILL: status.prefill_work, Role.DECODE: status.decode_work}
+    work = sum(max(0.0, works[each] - scale_load * others[each]) for each in Role)
+    return PoolFigures(work, max(status.prefill_load, status.decode_load), len(both))

@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from deploy.ca.authority import Authority
-from deploy.ray.resources import bundle, fits, pool_config
+from deploy.ray.resources import Pool, bundle, fits, pool_config
 from springtide.config import ClusterConfig
-from springtide.protocol.instances import Role
 from tests.support.chart import (
     CHART,
     NAMESPACE,
@@ -615,7 +614,7 @@ def test_a_pod_of_ray_has_room_for_one_node_of_its_role_and_no_other(name: str) 
     found, config = ray_cluster(name)
     rooms = {pool: described["resources"] for pool, described in as_rays_autoscaler_sees(found).items()}
     assert rooms.keys() == {"headgroup", "prefill", "decode"}
-    for role in Role:
+    for role in Pool:
         wanted = bundle(config, role, has_cards=False)
         assert {pool for pool, room in rooms.items() if fits(wanted, room)} == {str(role)}
         assert not fits({each: 2 * amount for each, amount in wanted.items()}, rooms[str(role)])
@@ -625,7 +624,7 @@ def test_a_pod_of_ray_has_room_for_one_node_of_its_role_and_no_other(name: str) 
 def test_ray_has_as_many_pods_as_the_placer_may_want(name: str) -> None:
     found, config = ray_cluster(name)
     for group, least in zip(found["spec"]["workerGroupSpecs"], (config.prefill, config.decode), strict=True):
-        most = pool_config(config, Role(group["groupName"])).most
+        most = pool_config(config, Pool(group["groupName"])).most
         assert (group["minReplicas"], group["maxReplicas"]) == (least, most or least)
         assert ("replicas" in group) == (most is None)
     scaled = any("replicas" not in group for group in found["spec"]["workerGroupSpecs"])
@@ -639,7 +638,7 @@ def test_rays_autoscaler_has_pods_made_for_nodes_that_find_no_room(name: str) ->
     groups = {group["groupName"]: group for group in found["spec"]["workerGroupSpecs"]}
     there = {"headgroup": 1, **{name: group["minReplicas"] for name, group in groups.items()}}
     scorer = partial(scheduler._default_utilization_scorer, node_availability_summary=None)
-    for role in Role:
+    for role in Pool:
         asked, more = [bundle(config, role, has_cards=False)] * 3, groups[role]["maxReplicas"] - groups[role]["minReplicas"]
         made, left = scheduler.get_nodes_for(as_rays_autoscaler_sees(found), there, "headgroup", 100, asked, scorer)
         assert made == ({str(role): min(3, more)} if more else {}) and len(left) == 3 - min(3, more)

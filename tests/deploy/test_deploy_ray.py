@@ -51,20 +51,22 @@ from deploy.ray.placement import (
     view_of_all,
 )
 from deploy.ray.record import PlacementBook, PlacementRecord
-from deploy.ray.resources import bundle, cards_of, fits, num_stages, own_settings, preferences
-from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
+from deploy.ray.resources import Pool, bundle, cards_of, fits, num_stages, own_settings, preferences
+from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize, figures_of
 from deploy.ray.settings import on_ray
 from springtide.config import LOOPBACK, ClusterConfig, RayConfig, load_config
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
+from springtide.ids import InstanceId, NodeId, prefill_side
 from springtide.membership import Member, Membership
-from springtide.protocol.instances import Role
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.valkey import ValkeyClient
 from tests.support.node_core import INFO
 from tests.support.valkey import new_valkey
 from tests.support.waiting import PATIENCE_S, until
 
-ONE_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
+ONE_EACH = {Pool.PREFILL: 1, Pool.DECODE: 1}
 
 
 # ---- how many ----
@@ -141,16 +143,40 @@ def test_limits_that_are_no_range_are_refused() -> None:
         PoolLimits(3, 2)
 
 
+def status_of(names: Mapping[str, Role], **figures: float) -> ClusterStatus:
+    """A cluster in which these serve."""
+    refs = [InstanceRef(InstanceId(name), role, "a:1", NodeId(name), "a:2") for name, role in names.items()]
+    instances = tuple(InstanceStatus(ref, True, 1, 0, 0, 0.0, 0.0, 10, 10, 0, 0.1) for ref in refs)
+    work = {"prefill_load": 0.2, "decode_load": 0.3, "prefill_work": 0.0, "decode_work": 0.0} | figures
+    return ClusterStatus("m", instances, 0, 0, 0, 0, 0, 0, {}, True, True, 0, "", (), **work)
+
+
+def both(name: str) -> dict[str, Role]:
+    return {name: Role.DECODE, prefill_side(InstanceId(name)): Role.PREFILL}
+
+
+def test_instances_have_the_work_of_both_roles_and_the_larger_load() -> None:
+    status = status_of({**both("instance-0"), **both("instance-1")}, prefill_work=1.2, decode_work=0.6, prefill_load=1.1)
+    assert figures_of(Pool.INSTANCE, status, 0.5) == PoolFigures(pytest.approx(1.8), 1.1, 2)
+
+
+def test_nodes_of_one_role_beside_instances_do_their_part() -> None:
+    status = status_of({**both("instance-0"), "decode-0": Role.DECODE, "decode-1": Role.DECODE}, prefill_work=0.4, decode_work=1.3)
+    assert figures_of(Pool.INSTANCE, status, 0.5) == PoolFigures(pytest.approx(0.4 + 1.3 - 2 * 0.5), 0.3, 1)
+    assert figures_of(Pool.DECODE, status, 0.5) == PoolFigures(1.3, 0.3, 2)
+    assert figures_of(Pool.INSTANCE, status_of(both("instance-0")), 0.5).work == 0
+
+
 # ---- what becomes of them ----
 
 
 class World:
     """A cluster in words: what Ray and the Conductor would show of what was done."""
 
-    def __init__(self, known: Mapping[str, PlacedNode] | None = None, wanted: Mapping[Role, int] = ONE_EACH) -> None:
+    def __init__(self, known: Mapping[str, PlacedNode] | None = None, wanted: Mapping[Pool, int] = ONE_EACH) -> None:
         ids = count()
         self.placement = Placement(known or {}, 0.0, lambda: f"id{next(ids)}")
-        self.wanted = dict(wanted)
+        self.wanted = dict.fromkeys(Pool, 0) | dict(wanted)
         self.now = 0.0
         self.places: dict[str, PlaceView] = {}
         self.hosts = {"a", "b"}
@@ -164,7 +190,7 @@ class World:
     def look(self, seconds: float = 1.0) -> list[Action]:
         self.now += seconds
         nodes = self.placement.nodes
-        ready = {name: self.roles.get(name, nodes[name].role) for name in self.present or () if name in nodes}
+        ready = {name: self._role(nodes[name]) for name in self.present or () if name in nodes}
         sight = Sight(
             dict(self.places),
             frozenset(self.hosts),
@@ -187,6 +213,9 @@ class World:
         assert self.present is not None
         self.present.add(name)
 
+    def _role(self, node: PlacedNode) -> Role:
+        return self.roles.get(node.name, Role.PREFILL if node.pool is Pool.PREFILL else Role.DECODE)
+
     def lose(self, name: str) -> None:
         self.places[name] = PlaceView(PlaceState.GONE, self.places[name].hosts)
 
@@ -194,7 +223,7 @@ class World:
         return {name: node.phase.value for name, node in sorted(self.placement.nodes.items())}
 
 
-def whole(wanted: Mapping[Role, int] = ONE_EACH) -> World:
+def whole(wanted: Mapping[Pool, int] = ONE_EACH) -> World:
     world = World(wanted=wanted)
     names = [action.node.name for action in world.look() if isinstance(action, Create)]
     for name, host in zip(names, ("a", "b", "a", "b"), strict=False):
@@ -205,10 +234,20 @@ def whole(wanted: Mapping[Role, int] = ONE_EACH) -> World:
 
 
 def test_as_many_are_placed_as_are_wanted_and_each_has_a_name_of_its_own() -> None:
-    world = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    world = whole({Pool.PREFILL: 1, Pool.DECODE: 2})
     assert sorted(world.phases()) == ["decode-0", "decode-1", "prefill-0"]
     assert len({node.placement for node in world.placement.nodes.values()}) == 3
     assert world.look() == []
+
+
+def test_an_instance_counts_as_one_whatever_it_is_known_to_do_just_now() -> None:
+    world = whole({Pool.INSTANCE: 2, Pool.DECODE: 1})
+    assert sorted(world.phases()) == ["decode-0", "instance-0", "instance-1"]
+    world.roles = {"instance-0": Role.PREFILL, "instance-1": Role.DECODE}
+    assert world.look() == []
+    world.wanted[Pool.INSTANCE] = 1
+    world.busy = {"instance-0": 3.0}
+    assert world.look() == [Leave("instance-1")]
 
 
 def test_a_node_whose_place_is_lost_is_found_again_on_its_host_and_keeps_its_name() -> None:
@@ -312,9 +351,9 @@ def test_what_ends_before_it_serves_is_tried_again_later_and_later() -> None:
 
 
 def test_the_idlest_leaves_when_fewer_are_wanted_and_nobody_comes_for_it() -> None:
-    world = whole({Role.PREFILL: 1, Role.DECODE: 3})
+    world = whole({Pool.PREFILL: 1, Pool.DECODE: 3})
     world.busy = {"decode-0": 2, "decode-1": 1, "decode-2": 3}
-    world.wanted[Role.DECODE] = 2
+    world.wanted[Pool.DECODE] = 2
     assert world.look() == [Leave("decode-1")]
     assert world.look() == []
     world.places["decode-1"] = PlaceView(PlaceState.ENDED, ("b",))
@@ -323,21 +362,21 @@ def test_the_idlest_leaves_when_fewer_are_wanted_and_nobody_comes_for_it() -> No
 
 def test_one_that_has_not_served_yet_leaves_before_one_that_does() -> None:
     world = whole()
-    world.wanted[Role.DECODE] = 2
+    world.wanted[Pool.DECODE] = 2
     world.look()
-    world.wanted[Role.DECODE] = 1
+    world.wanted[Pool.DECODE] = 1
     assert world.look() == [Leave("decode-1")]
 
 
 def test_a_node_that_has_switched_its_role_counts_where_it_serves_now() -> None:
-    world = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    world = whole({Pool.PREFILL: 1, Pool.DECODE: 2})
     world.roles["decode-1"] = Role.PREFILL
-    world.wanted = {Role.PREFILL: 2, Role.DECODE: 1}
+    world.wanted |= {Pool.PREFILL: 2, Pool.DECODE: 1}
     assert world.look() == []
 
 
 def test_a_placer_that_begins_anew_finds_what_an_earlier_one_has_left() -> None:
-    before = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    before = whole({Pool.PREFILL: 1, Pool.DECODE: 2})
     after = World(before.placement.nodes, before.wanted)
     after.present = set(before.present or ())
     assert {type(action) for action in after.look()} == {Adopt}
@@ -360,7 +399,7 @@ def test_while_the_membership_cannot_be_asked_nobody_is_given_up() -> None:
 
 
 def test_while_no_conductor_leads_who_has_lost_its_place_counts_and_nobody_is_sent_away() -> None:
-    wanted = {Role.PREFILL: 1, Role.DECODE: 2}
+    wanted = {Pool.PREFILL: 1, Pool.DECODE: 2}
     before = whole(wanted)
     after = World(before.placement.nodes, wanted)
     after.present, after.led = set(before.present or ()), False
@@ -368,7 +407,7 @@ def test_while_no_conductor_leads_who_has_lost_its_place_counts_and_nobody_is_se
     for _ in range(3):
         assert after.look() == [Adopt(after.placement.nodes[name]) for name in sorted(names)]
         assert after.look(ADOPT_S) == [Release(name) for name in sorted(names)], "their agents are not there yet"
-    after.wanted[Role.DECODE] = 1
+    after.wanted[Pool.DECODE] = 1
     after.look()
     assert set(after.phases().values()) == {"adopting"}
     after.led = True
@@ -496,9 +535,9 @@ STATES = st.sampled_from(list(PlaceState))
 def test_whatever_happens_there_are_never_more_places_than_wanted_and_in_the_end_just_as_many(
     story: list[tuple[int, PlaceState, int, bool, float]],
 ) -> None:
-    world = World(wanted={Role.PREFILL: 1, Role.DECODE: 2})
+    world = World(wanted={Pool.INSTANCE: 1, Pool.PREFILL: 1, Pool.DECODE: 2})
     for which, state, wanted, host_there, seconds in story:
-        world.wanted[Role.DECODE] = wanted
+        world.wanted[Pool.DECODE] = wanted
         world.hosts = {"a", "b"} if host_there else {"a"}
         if names := sorted(world.places):
             name = names[which % len(names)]
@@ -509,11 +548,11 @@ def test_whatever_happens_there_are_never_more_places_than_wanted_and_in_the_end
                 if state is PlaceState.ENDED and world.present is not None:
                     world.present.discard(name)
         world.look(seconds)
-        for role in Role:
+        for pool in Pool:
             active = [
-                node for node in world.placement.nodes.values() if node.role is role and node.phase not in (Phase.LEAVING, Phase.LOST)
+                node for node in world.placement.nodes.values() if node.pool is pool and node.phase not in (Phase.LEAVING, Phase.LOST)
             ]
-            assert len(active) <= world.wanted[role]
+            assert len(active) <= world.wanted[pool]
     world.hosts = {"a", "b"}
     for _ in range(40):
         for name, view in list(world.places.items()):
@@ -525,8 +564,8 @@ def test_whatever_happens_there_are_never_more_places_than_wanted_and_in_the_end
         assert world.present is not None
         world.present &= {name for name, node in world.placement.nodes.items() if node.phase is not Phase.LEAVING}
         world.look(30.0)
-    serving = [node.role for node in world.placement.nodes.values() if node.phase is Phase.SERVING]
-    assert {role: serving.count(role) for role in Role} == world.wanted
+    serving = [node.pool for node in world.placement.nodes.values() if node.phase is Phase.SERVING]
+    assert {pool: serving.count(pool) for pool in Pool} == world.wanted
 
 
 # ---- where they go ----
@@ -544,10 +583,11 @@ def test_a_node_is_one_bundle_of_processors_cards_memory_and_what_else_is_asked_
         {"prefill_node.stages": 2, "prefill_node.tensor_parallel": 4, "ray.decode.resources": {"fast": 1}, "kv.arena_size": "1GiB"},
         {},
     )
-    assert bundle(config, Role.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 8, "memory": 1 << 30}
-    assert bundle(config, Role.DECODE, has_cards=False) == {"CPU": 1, "memory": 1 << 30, "fast": 1}
+    assert bundle(config, Pool.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 8, "memory": 1 << 30}
+    assert bundle(config, Pool.DECODE, has_cards=False) == {"CPU": 1, "memory": 1 << 30, "fast": 1}
+    assert bundle(config, Pool.INSTANCE, has_cards=True) == {"CPU": 1, "GPU": 1, "memory": 1 << 30}
     on_cpus = config.model_copy(update={"device": "cpu"})
-    assert "GPU" not in bundle(on_cpus, Role.PREFILL, has_cards=True)
+    assert "GPU" not in bundle(on_cpus, Pool.PREFILL, has_cards=True)
     assert fits({"CPU": 1, "fast": 1}, {"CPU": 8, "fast": 1}) and not fits({"CPU": 1, "GPU": 1}, {"CPU": 8})
 
 
@@ -600,30 +640,30 @@ def test_an_agent_finds_its_own_nodes_process_again_not_one_of_another_cluster_o
 def test_a_group_whose_stages_are_apart_takes_a_bundle_for_each_of_them() -> None:
     packed = load_config(None, {"prefill_node.stages": 4, "kv.arena_size": "1GiB", "prefill_node.tensor_parallel": 2}, {})
     apart = load_config(None, {"prefill_node.spread_stages": True}, {}, base=packed.model_dump(mode="json", exclude_none=True))
-    assert (num_stages(packed, Role.PREFILL), num_stages(apart, Role.PREFILL), num_stages(apart, Role.DECODE)) == (1, 4, 1)
-    assert bundle(packed, Role.PREFILL, has_cards=True)["GPU"] == 8
-    assert bundle(apart, Role.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 2, "memory": 1 << 30}
+    assert (num_stages(packed, Pool.PREFILL), num_stages(apart, Pool.PREFILL), num_stages(apart, Pool.DECODE)) == (1, 4, 1)
+    assert bundle(packed, Pool.PREFILL, has_cards=True)["GPU"] == 8
+    assert bundle(apart, Pool.PREFILL, has_cards=True) == {"CPU": 1, "GPU": 2, "memory": 1 << 30}
 
 
 def test_the_processors_that_are_set_aside_are_shared_by_the_engines() -> None:
     config = load_config(None, {"prefill_node.stages": 2, "ray.prefill.cpus": 6, "drain_s": 7, "device": "cpu"}, {})
-    settings = own_settings(config, Role.PREFILL)
+    settings = own_settings(config, Pool.PREFILL)
     assert (settings["prefill_node.threads"], settings["decode_node.threads"]) == (3, 6)
     assert (settings["drain_s"], settings["device"]) == (7, "cpu")
-    assert "prefill_node.threads" not in own_settings(config, Role.DECODE)
+    assert "prefill_node.threads" not in own_settings(config, Pool.DECODE)
 
 
 def test_a_node_may_speak_in_the_clear_with_a_valkey_elsewhere_where_its_head_may() -> None:
     allowed = load_config(None, {"tls.plaintext_allowed": True}, {})
-    assert own_settings(allowed, Role.DECODE)["tls.plaintext_allowed"] is True
-    assert "tls.plaintext_allowed" not in own_settings(load_config(None, {}, {}), Role.DECODE)
+    assert own_settings(allowed, Pool.DECODE)["tls.plaintext_allowed"] is True
+    assert "tls.plaintext_allowed" not in own_settings(load_config(None, {}, {}), Pool.DECODE)
 
 
 # ---- what nodes know ----
 
 
 def record(beat: int, phase: Phase = Phase.SERVING, placement: str = "id", name: str = "decode-0") -> PlacementRecord:
-    return PlacementRecord(7, beat, {name: PlacedNode(name, placement, Role.DECODE, phase, ("10.0.0.1",))})
+    return PlacementRecord(7, beat, {name: PlacedNode(name, placement, Pool.DECODE, phase, ("10.0.0.1",))})
 
 
 def test_a_node_goes_on_while_it_is_wanted_and_for_a_bounded_time_without_a_word() -> None:
@@ -786,8 +826,10 @@ def test_a_cluster_on_ray_has_a_placer_in_the_place_of_nodes(tmp_path_factory: p
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"prefill": 0}, "prefill: with ray.address there is one node of each role at least, not 0"),
-        ({"instances": 2}, "instances: Ray places prefill and decode nodes alone"),
+        ({"prefill": 0}, "with ray.address there are instances, or one node of each role at least"),
+        ({"instances": 3, "ray.instance.most": 2}, "ray.instance.most: it is 2, fewer than the 3 that `instances` says"),
+        ({"ray.instance.most": 2}, "ray.instance.most: a pool of which `instances` is 0 has no nodes"),
+        ({"instances": 1, "decode": 1, "ray.decode.most": 2}, "ray.decode.most: where there are instances their number follows the work"),
         ({"decode": 3, "ray.decode.most": 2}, "ray.decode.most: it is 2, fewer than the 3"),
         ({"ray.address": "ray://10.0.0.1:10001"}, "run this on a machine of the Ray cluster"),
         ({"prefill_node.stages": 2, "prefill_node.spread_stages": True}, "prefill_node.spread_stages: a Ray of this machine alone"),

@@ -17,7 +17,7 @@ import pytest
 from deploy.ray.orders import NodeOrder
 from deploy.ray.placement import Phase, PlacedNode
 from deploy.ray.record import PlacementBook, PlacementRecord
-from springtide.protocol.instances import Role
+from deploy.ray.resources import Pool
 from springtide.valkey import ValkeyClient
 from tests.support.cluster import Cluster
 from tests.support.environment import own_environment
@@ -49,7 +49,7 @@ def say(head: Cluster, phase: Phase) -> None:
 
     async def write() -> None:
         async with ValkeyClient.from_url(head.record.redis_url) as valkey:
-            node = PlacedNode(GROUP, "id", Role.PREFILL, phase)
+            node = PlacedNode(GROUP, "id", Pool.PREFILL, phase)
             await PlacementBook(valkey, head.record.cluster, head.credentials).write(PlacementRecord(1, 1, {GROUP: node}))
 
     asyncio.run(write())
