@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from deploy.ca.authority import Authority
-from deploy.ray.resources import Pool, bundle, fits, pool_config
+from deploy.ray.resources import Pool, bundle, fits, least_nodes, pool_config
 from springtide.config import ClusterConfig
 from tests.support.chart import (
     CHART,
@@ -152,6 +152,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "ray": {"head": {"nodeSelector": {"pool": "system"}, "extraEnv": [{"name": "RAY_BACKEND_LOG_LEVEL", "value": "warning"}]}},
     },
+    "ray, instances": {
+        "mode": "ray",
+        "instance": {"autoscaling": {"enabled": True, "minReplicas": 2}, "gpu": {"count": 1}},
+        "prefill": {"replicas": 1, "gpu": {"count": 2}},
+    },
     "ray, cuda": {
         "mode": "ray",
         "image": {"variant": "cuda"},
@@ -167,7 +172,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
 }
 POOLS = ("instance", "prefill", "decode")
-RAY = ("ray", "ray, scaled", "ray, cuda")
+RAY = ("ray", "ray, scaled", "ray, instances", "ray, cuda")
 FROM_OUTSIDE = {"ours", "company", "of-valkey", "prometheus", "certificate", "client", "hub", "models", "files", "registry", "default"}
 """What values name, and the chart does not make."""
 
@@ -587,6 +592,11 @@ def test_routes_lead_to_the_service() -> None:
         ({"mode": "ray", "prefill": {"replicas": 0}}, "prefill.replicas"),
         ({"mode": "ray", "decode": {"autoscaling": {"enabled": True, "minReplicas": 65}}}, "decode.autoscaling.minReplicas"),
         ({"mode": "ray", "decode": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "decode.autoscaling.maxReplicas"),
+        (
+            {"mode": "ray", "instance": {"replicas": 1}, "decode": SCALED},
+            "decode.autoscaling.enabled: in mode ray, where there are instances",
+        ),
+        ({"mode": "ray", "config": {"ray": {"instance": {"cpus": 4}}}}, "config.ray.instance"),
         ({"mode": "ray", "prefill": {"autoscaling": {"queuedTokens": 1000}}}, "prefill.autoscaling.queuedTokens"),
         ({"mode": "ray", "decode": {"autoscaling": {"targetKvUse": 0.5}}}, "decode.autoscaling.targetKvUse"),
     ],
@@ -613,18 +623,21 @@ def as_rays_autoscaler_sees(found: Object) -> dict[str, dict[str, Any]]:
 def test_a_pod_of_ray_has_room_for_one_node_of_its_role_and_no_other(name: str) -> None:
     found, config = ray_cluster(name)
     rooms = {pool: described["resources"] for pool, described in as_rays_autoscaler_sees(found).items()}
-    assert rooms.keys() == {"headgroup", "prefill", "decode"}
-    for role in Pool:
-        wanted = bundle(config, role, has_cards=False)
-        assert {pool for pool, room in rooms.items() if fits(wanted, room)} == {str(role)}
-        assert not fits({each: 2 * amount for each, amount in wanted.items()}, rooms[str(role)])
+    pools = [pool for pool in Pool if least_nodes(config, pool)]
+    assert rooms.keys() == {"headgroup", *pools}
+    for pool in pools:
+        wanted = bundle(config, pool, has_cards=False)
+        assert {name for name, room in rooms.items() if fits(wanted, room)} == {pool}
+        assert not fits({each: 2 * amount for each, amount in wanted.items()}, rooms[pool])
 
 
 @pytest.mark.parametrize("name", RAY)
 def test_ray_has_as_many_pods_as_the_placer_may_want(name: str) -> None:
     found, config = ray_cluster(name)
-    for group, least in zip(found["spec"]["workerGroupSpecs"], (config.prefill, config.decode), strict=True):
-        most = pool_config(config, Pool(group["groupName"])).most
+    groups = {Pool(group["groupName"]): group for group in found["spec"]["workerGroupSpecs"]}
+    assert groups.keys() == {pool for pool in Pool if least_nodes(config, pool)}
+    for pool, group in groups.items():
+        most, least = pool_config(config, pool).most, least_nodes(config, pool)
         assert (group["minReplicas"], group["maxReplicas"]) == (least, most or least)
         assert ("replicas" in group) == (most is None)
     scaled = any("replicas" not in group for group in found["spec"]["workerGroupSpecs"])
@@ -635,13 +648,13 @@ def test_ray_has_as_many_pods_as_the_placer_may_want(name: str) -> None:
 def test_rays_autoscaler_has_pods_made_for_nodes_that_find_no_room(name: str) -> None:
     scheduler = pytest.importorskip("ray.autoscaler._private.resource_demand_scheduler")
     found, config = ray_cluster(name)
-    groups = {group["groupName"]: group for group in found["spec"]["workerGroupSpecs"]}
+    groups = {Pool(group["groupName"]): group for group in found["spec"]["workerGroupSpecs"]}
     there = {"headgroup": 1, **{name: group["minReplicas"] for name, group in groups.items()}}
     scorer = partial(scheduler._default_utilization_scorer, node_availability_summary=None)
-    for role in Pool:
-        asked, more = [bundle(config, role, has_cards=False)] * 3, groups[role]["maxReplicas"] - groups[role]["minReplicas"]
+    for pool, group in groups.items():
+        asked, more = [bundle(config, pool, has_cards=False)] * 3, group["maxReplicas"] - group["minReplicas"]
         made, left = scheduler.get_nodes_for(as_rays_autoscaler_sees(found), there, "headgroup", 100, asked, scorer)
-        assert made == ({str(role): min(3, more)} if more else {}) and len(left) == 3 - min(3, more)
+        assert made == ({pool: min(3, more)} if more else {}) and len(left) == 3 - min(3, more)
 
 
 def test_ray_knows_every_option_that_it_is_started_with() -> None:

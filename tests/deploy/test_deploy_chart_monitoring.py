@@ -73,7 +73,9 @@ def relabelled(target: dict[str, str], relabelings: list[dict[str, Any]]) -> dic
     return labels
 
 
-@pytest.mark.parametrize(("mode", "pools"), [("plain", ("prefill", "decode")), ("plain", ("instance",)), ("ray", ("prefill", "decode"))])
+@pytest.mark.parametrize(
+    ("mode", "pools"), [("plain", ("prefill", "decode")), ("plain", ("instance",)), ("ray", ("prefill", "decode")), ("ray", ("instance",))]
+)
 def test_rules_and_dashboards_know_every_process(mode: str, pools: tuple[str, ...]) -> None:
     objects = rendered({"mode": mode, "monitoring": ALL, **{pool: {"replicas": 1} for pool in pools}})
     (monitor,) = of_kind(objects, "PodMonitor")

@@ -27,7 +27,8 @@ ENGINES = """
 import json
 from deploy.local.rundir import running_clusters
 here = {name: pid for record in running_clusters() for name, pid in record.processes.items()}
-print(json.dumps({name: pid for name, pid in here.items() if name.startswith(("prefill-", "decode-")) and not name.endswith("-store")}))
+pools = ("instance-", "prefill-", "decode-")
+print(json.dumps({name: pid for name, pid in here.items() if name.startswith(pools) and not name.endswith("-store")}))
 """
 RAYS_TIMES = [{"name": "RAY_raylet_start_wait_time_s", "value": "120"}, {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": "4"}]
 """A machine of few processors is slow to start it; and a Ray without its head gives up soon."""
@@ -56,7 +57,7 @@ def ready(cluster: Cluster) -> list[str]:
     """The roles of the nodes that take requests."""
     ended = cluster.pods["gateway-0"].execute("gateway", "python", "/etc/springtide/scripts/command.py", "status")
     assert ended.returncode == 0, ended.stderr
-    return sorted(re.findall(r"(prefill|decode)-\d+ +ready", ended.stdout))
+    return sorted(re.findall(r"(instance|prefill|decode)-\d+ +ready", ended.stdout))
 
 
 def engines(cluster: Cluster, pod: str) -> dict[str, int]:

@@ -423,7 +423,7 @@ mode ray, whose gateway serves itself alone, and whose Conductor is one of sever
     {{- $wanted := dict "gpus" (int $pool.gpu.count) "resources" (dict (printf "springtide-%s" $role) 1) }}
     {{- if $pool.autoscaling.enabled }}{{ $_ := set $wanted "most" (int $pool.autoscaling.maxReplicas) }}{{ end }}
     {{- $_ := set $ray $role $wanted }}
-    {{- $_ := set $own $role (include "springtide.leastReplicas" (dict "root" $.root "role" $role) | int) }}
+    {{- $_ := set $own (ternary "instances" $role (eq $role "instance")) (include "springtide.leastReplicas" (dict "root" $.root "role" $role) | int) }}
   {{- end }}
   {{- $_ := set $own "ray" $ray }}
   {{- $_ := set $own "metrics_port" 9400 }}
