@@ -28,7 +28,7 @@ from gateway.conductor_link import ConductorLink
 from gateway.console.routes import Console
 from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
-from gateway.events import InstancesHung
+from gateway.events import InstancesHung, MovesWanted
 from gateway.genai_metrics import GenAiMetrics
 from gateway.grammar_checks import GrammarChecker
 from gateway.grpc_service import new_server
@@ -51,7 +51,7 @@ from springtide.ids import GatewayId, new_incarnation
 from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
-from springtide.protocol.instances import HungInstances
+from springtide.protocol.scheduling import GatewayOrders
 from springtide.supervision import end, first_of
 from springtide.telemetry import serve_metrics
 from springtide.tls import Tls, public_tls
@@ -231,7 +231,7 @@ class GatewayServer:
             lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s, credentials=self._credentials)
             patience_s = config.conductor.leader_lease_s + TAKE_OVER_S
         return ConductorLink(
-            self._gateway_id, self._membership, self._core.live_attempts, self._on_hung, address, lease, patience_s, self._credentials
+            self._gateway_id, self._membership, self._core.live_attempts, self._on_orders, address, lease, patience_s, self._credentials
         )
 
     def _count_context(self, tenant: str, num_tokens: int, cached_tokens: int) -> None:
@@ -244,8 +244,10 @@ class GatewayServer:
         tokens = self._accounts.allowance(tenant).cache_tokens or self._arguments.config.server.cache_budget_tokens
         return Budget(tokens, self._accounts.key_allowance(key_id).cache_tokens)
 
-    def _on_hung(self, hung: HungInstances) -> None:
-        self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
+    def _on_orders(self, orders: GatewayOrders) -> None:
+        self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in orders.hung)))
+        if orders.moves:
+            self._runner.post(MovesWanted(orders.moves))
 
     async def _backend(self) -> ApiBackend:
         config, info = self._arguments.config, self._arguments.model_info

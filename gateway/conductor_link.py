@@ -28,9 +28,8 @@ from springtide.leader_lease import LeaderLease
 from springtide.membership import Membership
 from springtide.protocol import wire
 from springtide.protocol.attempts import AttemptReport, LiveAttempt, Phase, Renew
-from springtide.protocol.instances import HungInstances
 from springtide.protocol.observation import Explain, Explanation, Observe, ObservedPart
-from springtide.protocol.scheduling import Assignment, Schedule, ScheduleReply
+from springtide.protocol.scheduling import Assignment, GatewayOrders, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
@@ -114,19 +113,19 @@ class ConductorLink:
         gateway_id: GatewayId,
         membership: Membership,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
-        on_hung: Callable[[HungInstances], None],
+        on_orders: Callable[[GatewayOrders], None],
         address: str | None = None,
         lease: LeaderLease | None = None,
         patience_s: float = 0.0,
         credentials: Credentials = OPEN,
     ) -> None:
-        """`on_hung` is told which instances hang, by the Conductor that leads. `address` fixes the Conductor's; without it, membership says
-        where it is. With a `lease` there are several, and it says who leads; while nobody does, a request waits for `patience_s`, and of
-        all that wait one is asked again and again."""
+        """`on_orders` is told what is to be done with attempts that run, by the Conductor that leads. `address` fixes the Conductor's;
+        without it, membership says where it is. With a `lease` there are several, and it says who leads; while nobody does, a request waits
+        for `patience_s`, and of all that wait one is asked again and again."""
         self._gateway_id = gateway_id
         self._membership = membership
         self._live_attempts = live_attempts
-        self._on_hung = on_hung
+        self._on_orders = on_orders
         self._fixed = address
         self._lease = lease
         self._patience_s = patience_s
@@ -306,14 +305,14 @@ class ConductorLink:
 
     def _peer(self, address: str) -> ConductorPeer:
         if address not in self._peers:
-            on_hung = functools.partial(self._take_hung, address)
-            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, on_hung, self._credentials)
+            on_orders = functools.partial(self._take_orders, address)
+            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, on_orders, self._credentials)
         return self._peers[address]
 
-    def _take_hung(self, address: str, hung: HungInstances) -> None:
+    def _take_orders(self, address: str, orders: GatewayOrders) -> None:
         """A standby may be cut off where the leader is not: it decides nothing."""
         if address == self._leader.address:
-            self._on_hung(hung)
+            self._on_orders(orders)
 
     def _note(self, changed: bool) -> None:
         if not changed:
@@ -344,6 +343,7 @@ def placed(request: Schedule, assignment: Assignment) -> LiveAttempt:
         tenant=request.tenant,
         max_new_tokens=request.max_new_tokens,
         prediction=assignment.prediction,
+        output_tokens=request.output_tokens,
     )
 
 
@@ -359,15 +359,15 @@ class ConductorPeer:
         address: str,
         gateway_id: GatewayId,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
-        on_hung: Callable[[HungInstances], None],
+        on_orders: Callable[[GatewayOrders], None],
         credentials: Credentials = OPEN,
     ) -> None:
-        """Needs a running event loop. `on_hung` is told of all that hang, whenever that changes."""
+        """Needs a running event loop. `on_orders` is told what it wants done with attempts that run."""
         self.address = address
         self._gateway_id = gateway_id
         self._credentials = credentials
         self._live_attempts = live_attempts
-        self._on_hung = on_hung
+        self._on_orders = on_orders
         self._channel: grpc.aio.Channel | None = None
         self._questions: Questions | None = None
         self._reports: asyncio.Queue[AttemptReport] = asyncio.Queue(MOST_KEPT)
@@ -376,7 +376,7 @@ class ConductorPeer:
         self._tasks = [
             supervised(self._renew, f"conductor-renew-{address}"),
             supervised(self._send_reports, f"conductor-report-{address}"),
-            supervised(self._follow_hung, f"conductor-hung-{address}"),
+            supervised(self._follow_orders, f"conductor-orders-{address}"),
         ]
 
     async def schedule(self, request: Schedule) -> ScheduleReply:
@@ -528,12 +528,13 @@ class ConductorPeer:
                 await self._renewal(wire.RENEW.encode(renew))
             await asyncio.sleep(RENEW_EVERY_S)
 
-    async def _follow_hung(self) -> None:
+    async def _follow_orders(self) -> None:
         """A push, for it must be quick, and costs the Conductor of many gateways nothing while all is well."""
         while True:
             try:
-                async for hung in ConductorStub(self._connected()).WatchHung(conductor_pb2.WatchHungRequest(gateway_id=self._gateway_id)):
-                    self._on_hung(wire.HUNG_INSTANCES.decode(hung))
+                request = conductor_pb2.WatchOrdersRequest(gateway_id=self._gateway_id)
+                async for orders in ConductorStub(self._connected()).WatchOrders(request):
+                    self._on_orders(wire.GATEWAY_ORDERS.decode(orders))
             except grpc.aio.AioRpcError:
                 pass  # that it is lost, the renewals find out
             except asyncio.CancelledError:

@@ -2,24 +2,27 @@
 
 A request is scheduled, runs as an attempt on one (prefill, decode) pair and, when that fails, is scheduled again with the tokens it has
 already received, until it has its one terminal reply. Whatever is late, duplicate or about an attempt that is over changes nothing.
+
+It may move to another decode node while it runs: a successor of its attempt begins there, and takes its place with its first token.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from gateway import events as ev
 from gateway.idle_line import IdleLine
-from gateway.state import AttemptState, Hashing, Limits, Pulse, RequestState
+from gateway.state import AttemptState, Hashing, Limits, Move, Pulse, RequestState
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, HandedOver, PrefillDone, TokenOutput
-from springtide.protocol.scheduling import Assignment, Reason, Schedule
+from springtide.protocol.scheduling import NO_ATTEMPT, Assignment, Reason, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
 from springtide.protocol.timings import DecodeTimes
 
@@ -58,6 +61,8 @@ class GatewayCore:
         """Those that run."""
         self._asked: dict[AttemptId, RequestState] = {}
         """Those for which the Conductor's answer is awaited."""
+        self._moves: dict[AttemptId, RequestState] = {}
+        """Those that run, by the successor for which it is."""
         self._retries: dict[RequestId, float] = {}
         self._unserved: dict[RequestId, None] = {}
         """Those of them that nobody was there for, by when they were last told so."""
@@ -94,6 +99,8 @@ class GatewayCore:
                 return self._on_session_lost(event, now)
             case ev.InstancesHung():
                 return self._on_instances_hung(event, now)
+            case ev.MovesWanted(attempt_ids):
+                return [action for attempt_id in attempt_ids for action in self._begin_move(attempt_id, now)]
             case ev.Signs():
                 return self._on_signs(event)
             case ev.StopStringHit():
@@ -119,7 +126,7 @@ class GatewayCore:
         return moment if idle_at is None else min(moment, idle_at)
 
     def live_attempts(self) -> list[LiveAttempt]:
-        return [state.live_attempt(state.attempt) for state in self._by_attempt.values() if state.attempt is not None]
+        return [state.live_attempt(attempt) for state, attempt in self._all_running()]
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -131,13 +138,19 @@ class GatewayCore:
             assert state.asked is None or self._asked.get(state.asked) is state
             assert len(state.tokens) < state.generation.sampling.max_tokens, f"{request_id} goes on beyond max_tokens"
             assert state.fruitless < self._limits.max_attempts
+            if state.move is not None:
+                assert state.attempt is not None and (state.move.asked is None) == (state.move.attempt is not None)
+                assert state.move.asked is None or self._moves.get(state.move.asked) is state
             if state.attempt is not None:
                 assert self._by_attempt.get(state.attempt.attempt_id) is state
                 assert state.attempt.decode_open or state.attempt.owes_word(Role.PREFILL), (
                     f"{request_id} runs on a decode side that has ended it"
                 )
                 assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
-        assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
+        successors = [state.move for state in self._requests.values() if state.move is not None]
+        assert len(self._moves) == sum(move.asked is not None for move in successors)
+        running = sum(state.attempt is not None for state in self._requests.values()) + len(successors) - len(self._moves)
+        assert len(self._by_attempt) == running == len(list(self._all_running()))
         assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
         assert set(self._unserved) <= set(self._retries) <= set(self._requests)
 
@@ -172,28 +185,30 @@ class GatewayCore:
         state.unanswered = False
         state.asked = state.attempt_id
         self._asked[state.asked] = state
-        generation, token_ids = state.generation, state.token_ids
-        state.keys = self._hashing.keys(generation, token_ids)
-        sampling = generation.sampling
+        return [self._question(state, state.asked, terms)]
+
+    def _question(self, state: RequestState, attempt_id: AttemptId, terms: Terms, successor_to: AttemptState | None = None) -> Schedule:
+        generation, sampling, token_ids = state.generation, state.generation.sampling, state.token_ids
+        state.keys = self._hashing.keys(generation, token_ids, state.keys)
         max_new_tokens = sampling.max_tokens - len(state.tokens)
         # Nothing ends an output before its limit whose end tokens are ignored, unless a stop string, a grammar or the client does.
         endless = sampling.ignore_eos and not sampling.grammar
-        return [
-            Schedule(
-                attempt_id=state.asked,
-                request_id=generation.request_id,
-                gateway_id=self._gateway_id,
-                block_keys=state.keys,
-                num_tokens=len(token_ids),
-                max_new_tokens=max_new_tokens,
-                min_new_tokens=max_new_tokens if endless else max(1, sampling.min_tokens - len(state.tokens)),
-                accepted=state.accepted,
-                avoid=frozenset(state.avoid),
-                tenant=generation.tenant,
-                terms=terms,
-                whole_prompt=state.scores_prompt,
-            )
-        ]
+        return Schedule(
+            attempt_id=attempt_id,
+            request_id=generation.request_id,
+            gateway_id=self._gateway_id,
+            block_keys=state.keys,
+            num_tokens=len(token_ids),
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=max_new_tokens if endless else max(1, sampling.min_tokens - len(state.tokens)),
+            accepted=state.accepted,
+            avoid=frozenset(state.avoid if successor_to is None else (*state.avoid, successor_to.instance_of(Role.DECODE))),
+            tenant=generation.tenant,
+            terms=terms,
+            whole_prompt=state.scores_prompt,
+            successor_of=NO_ATTEMPT if successor_to is None else successor_to.attempt_id,
+            output_tokens=len(state.tokens),
+        )
 
     def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
         message = f"the deadline of {state.generation.terms.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
@@ -223,6 +238,8 @@ class GatewayCore:
         return state
 
     def _on_assigned(self, assignment: Assignment, now: float) -> list[ev.Action]:
+        if (moving := self._moves.pop(assignment.attempt_id, None)) is not None and moving.move is not None:
+            return self._start_successor(moving, moving.move, assignment, now)
         state = self._answered(assignment.attempt_id)
         if state is None:
             # Nobody waits for it any more: the Conductor must not count it as load.
@@ -233,9 +250,20 @@ class GatewayCore:
             self._idle.found()
         # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
         waits = not assignment.inlined and not idle and (assignment.waits or state.crowded_out > 0)
+        state.attempt, start = self._begin(state, assignment, waits, now)
+        actions: list[ev.Action] = [ev.StartAtDecode(assignment.decode, start)]
+        if state.attempt.prefill_open:
+            actions.append(self._start_prefill(state, state.attempt, now))
+        for request_id in list(itertools.islice(self._unserved, _FOLLOWING)):
+            actions += self._retry(request_id, now)
+        return actions
+
+    def _begin(self, state: RequestState, assignment: Assignment, waits: bool, now: float) -> tuple[AttemptState, DecodeStart]:
+        """An attempt that runs from now on, and what its decode node is to be told. Unless its prefill side is open, that is all."""
         pulses = {side: Pulse(self._observed.now, self._observed.now) for side in Role}
         attempt = AttemptState(assignment, len(state.tokens), len(state.token_ids), now, pulses, waits)
-        state.attempt = attempt
+        if assignment.inlined or waits:
+            attempt.close(Role.PREFILL)
         self._by_attempt[assignment.attempt_id] = state
         start = DecodeStart(
             state.request(attempt.attempt_id, now, traces=self._traces),
@@ -247,14 +275,7 @@ class GatewayCore:
             ttft_budget_ms=state.ttft_budget_ms(assignment, now) if assignment.inlined else 0.0,
             sources=assignment.sources if assignment.inlined else (),
         )
-        actions: list[ev.Action] = [ev.StartAtDecode(assignment.decode, start)]
-        if assignment.inlined or waits:
-            attempt.close(Role.PREFILL)
-        else:
-            actions.append(self._start_prefill(state, attempt, now))
-        for request_id in list(itertools.islice(self._unserved, _FOLLOWING)):
-            actions += self._retry(request_id, now)
-        return actions
+        return attempt, start
 
     def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
         assignment = attempt.assignment
@@ -278,6 +299,8 @@ class GatewayCore:
         return [self._start_prefill(state, attempt, now)]
 
     def _on_rejected(self, event: ev.Rejected, now: float) -> list[ev.Action]:
+        if event.attempt_id in self._moves:
+            return self._give_up_move(self._moves[event.attempt_id], event.rejection.message)
         state = self._answered(event.attempt_id)
         if state is None:
             return []
@@ -300,6 +323,8 @@ class GatewayCore:
         return self._give_up(state, Overloaded(message, retry_after_s=retry_after_s, reason=reason.value))
 
     def _on_scheduler_unreachable(self, event: ev.SchedulerUnreachable, now: float) -> list[ev.Action]:
+        if event.attempt_id in self._moves:
+            return self._give_up_move(self._moves[event.attempt_id], event.message)
         state = self._answered(event.attempt_id)
         if state is None:
             return []
@@ -331,13 +356,24 @@ class GatewayCore:
 
     def _running(self, attempt_id: AttemptId) -> tuple[RequestState, AttemptState] | None:
         state = self._by_attempt.get(attempt_id)
-        return None if state is None or state.attempt is None else (state, state.attempt)
+        attempt = None if state is None else state.attempt_named(attempt_id)
+        return None if state is None or attempt is None else (state, attempt)
+
+    def _all_running(self) -> Iterator[tuple[RequestState, AttemptState]]:
+        for attempt_id, state in list(self._by_attempt.items()):
+            if (attempt := state.attempt_named(attempt_id)) is not None:
+                yield state, attempt
 
     def _on_prefill_done(self, event: PrefillDone, now: float) -> list[ev.Action]:
         running = self._running(event.output.attempt_id)
         if running is None or running[1].first_token_seen:
             return []
         state, attempt = running
+        moved: list[ev.Action] = []
+        if attempt is not state.attempt:
+            moved = self._succeed_if_close(state, attempt, now)
+            if attempt is not state.attempt:
+                return moved
         if state.scores_prompt and event.prompt_logprobs is None:
             culprit = attempt.instance_of(Role.PREFILL)
             return self._fail(state, attempt, f"{culprit} sent no log-probabilities of the prompt", [culprit], now)
@@ -348,6 +384,7 @@ class GatewayCore:
         if state.cached_tokens is None:
             state.cached_tokens = event.cached_tokens
         actions: list[ev.Action] = [
+            *moved,
             ev.Report(
                 Progress(
                     attempt.attempt_id,
@@ -360,7 +397,7 @@ class GatewayCore:
                     queue_ms=event.queue_ms,
                     compute_ms=event.compute_ms,
                 )
-            )
+            ),
         ]
         if event.output.finish is not None:
             attempt.close(Role.DECODE if attempt.assignment.inlined else Role.PREFILL)
@@ -399,9 +436,10 @@ class GatewayCore:
     def _take(self, state: RequestState, attempt: AttemptState, output: TokenOutput, side: Role, now: float) -> list[ev.Action]:
         """Emits what of `output` is new and ends the request when it says so."""
         expected = len(state.tokens)
-        if output.position > expected or (output.finish is not None and output.end < expected):
-            message = f"{attempt.instance_of(side)} sent output position {output.position} where {expected} was due"
+        if output.position > attempt.end or (output.finish is not None and output.end < expected):
+            message = f"{attempt.instance_of(side)} sent output position {output.position} where {attempt.end} was due"
             return self._fail(state, attempt, message, [attempt.instance_of(side)], now)
+        attempt.end = max(attempt.end, output.end)
         actions: list[ev.Action] = []
         fresh = output.tokens[expected - output.position :]
         if fresh:
@@ -453,8 +491,12 @@ class GatewayCore:
 
     def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, now: float) -> list[ev.Action]:
         """Schedules it anew, to wait for room. Nobody is avoided for being full: the Conductor knows who is."""
+        if attempt is not state.attempt:
+            return self._give_up_move(state, message)
         waited_s = now - attempt.started_at
         actions = self._stop_attempt(state, attempt, Phase.FAILED, why=message, full=True)
+        if self._succeeded(state):
+            return actions
         state.crowded_out += 1
         state.waiting_since = None  # somebody is there
         pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
@@ -471,20 +513,27 @@ class GatewayCore:
                 continue
             state, attempt = running
             attempt.close(event.side)
-            if event.connected:
+            if attempt is not state.attempt:
+                actions += self._give_up_move(state, message)
+            elif event.connected:
                 actions += self._fail(state, attempt, message, [event.instance_id], now)
             else:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
-                state.avoid = _merge(state.avoid, [event.instance_id])
                 actions += self._stop_attempt(state, attempt, Phase.FAILED, event.instance_id, message)
-                actions += self._wait_for_capacity(state, message, now)
+                if not self._succeeded(state):
+                    state.avoid = _merge(state.avoid, [event.instance_id])
+                    actions += self._wait_for_capacity(state, message, now)
         return actions
 
     def _fail(
         self, state: RequestState, attempt: AttemptState, message: str, culprits: Collection[InstanceId], now: float
     ) -> list[ev.Action]:
         """Ends the attempt and schedules another, at once or after a pause, unless too many came to nothing."""
+        if attempt is not state.attempt:
+            return self._give_up_move(state, message)
         actions = self._stop_attempt(state, attempt, Phase.FAILED, next(iter(culprits)) if len(culprits) == 1 else "", message)
+        if self._succeeded(state):
+            return actions
         state.avoid = _merge(state.avoid, culprits)
         state.waiting_since = None  # somebody was there
         if not attempt.progressed:
@@ -507,10 +556,10 @@ class GatewayCore:
         for state in [state for state in self._requests.values() if state.terms_left(now) is None]:
             actions += self._miss_deadline(state)
         self._observed.look(now)
-        for state in list(self._by_attempt.values()):
-            if state.attempt is not None and (hung := state.attempt.hung(self._limits, self._observed.now)):
-                culprits = [state.attempt.instance_of(side) for side in hung]
-                actions += self._fail(state, state.attempt, "; ".join(hung.values()), culprits, now)
+        for state, attempt in self._all_running():
+            if hung := attempt.hung(self._limits, self._observed.now):
+                culprits = [attempt.instance_of(side) for side in hung]
+                actions += self._fail(state, attempt, "; ".join(hung.values()), culprits, now)
         for state in [state for state in self._requests.values() if state.generation.patience_s < math.inf]:
             still_s = self._observed.now - state.grown_at
             if still_s >= state.generation.patience_s + (0.0 if state.attempt is None else state.attempt.longest_s):
@@ -532,15 +581,75 @@ class GatewayCore:
 
     def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
-        for state in list(self._by_attempt.values()):
-            attempt = state.attempt
-            if attempt is None:
-                continue
+        for state, attempt in self._all_running():
             refs = [attempt.ref_of(side) for side in Role if attempt.is_open(side)]
             culprits = [ref.instance_id for ref in refs if (ref.instance_id, ref.address) in event.addresses]
             if culprits:
                 actions += self._fail(state, attempt, f"{', '.join(culprits)} hangs, says the Conductor", culprits, now)
         return actions
+
+    # ---- moves ----
+
+    def _begin_move(self, attempt_id: AttemptId, now: float) -> list[ev.Action]:
+        running = self._running(attempt_id)
+        if running is None or running[1] is not running[0].attempt or not running[0].movable:
+            return []
+        state, terms = running[0], running[0].terms_left(now)
+        if terms is None:
+            return []
+        state.tries += 1
+        state.move = Move(asked=state.attempt_id)
+        self._moves[state.attempt_id] = state
+        return [self._question(state, state.attempt_id, terms, successor_to=state.attempt)]
+
+    def _start_successor(self, state: RequestState, move: Move, assignment: Assignment, now: float) -> list[ev.Action]:
+        """Of the tokens that have come by now."""
+        assert state.attempt is not None, "what moves runs"
+        move.asked = None
+        if not assignment.inlined or assignment.decode == state.attempt.assignment.decode:
+            state.move = None
+            return [ev.Report(Progress(assignment.attempt_id, Phase.MOVED))]
+        state.keys = self._hashing.keys(state.generation, state.token_ids, state.keys)
+        move.successors += 1
+        move.attempt, start = self._begin(state, assignment, waits=False, now=now)
+        return [ev.StartAtDecode(assignment.decode, start, successor=True)]
+
+    def _succeed_if_close(self, state: RequestState, successor: AttemptState, now: float) -> list[ev.Action]:
+        """Its first token has come: it takes the attempt's place, or another one is to be closer to it."""
+        attempt, move, behind = state.attempt, state.move, len(state.tokens) - successor.base
+        assert attempt is not None and move is not None
+        if move.is_close(behind):
+            actions = self._stop_attempt(state, attempt, Phase.MOVED)
+            self._succeeded(state)
+            moved = ev.Moved(
+                state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind=behind
+            )
+            return [*actions, moved]
+        actions = self._stop_attempt(state, successor, Phase.MOVED, why=f"it was {behind} tokens behind")
+        state.tries += 1
+        actions += self._start_successor(state, move, replace(successor.assignment, attempt_id=state.attempt_id), now)
+        assert move.attempt is not None
+        return [*actions, ev.TellPlaced(state.live_attempt(move.attempt))]
+
+    def _succeeded(self, state: RequestState) -> bool:
+        """Whether a successor runs that takes the place of the attempt, which is over."""
+        move, state.move = state.move, None
+        if move is None:
+            return False
+        if move.asked is not None:
+            del self._moves[move.asked]
+        state.attempt = move.attempt
+        return state.attempt is not None
+
+    def _give_up_move(self, state: RequestState, why: str) -> list[ev.Action]:
+        move = state.move
+        if move is None:
+            return []
+        actions = [] if move.attempt is None else self._stop_attempt(state, move.attempt, Phase.MOVED, why=why)
+        if move.asked is not None:
+            del self._moves[move.asked]
+        state.move = None
+        return [*actions, ev.MoveGivenUp(state.generation.request_id, why)]
 
     # ---- ends ----
 
@@ -556,6 +665,9 @@ class GatewayCore:
         progress = Progress(attempt.attempt_id, phase, cached_tokens=attempt.cached_tokens, output_tokens=output_tokens)
         actions.append(ev.Report(progress, culprit, why, full))
         del self._by_attempt[attempt.attempt_id]
+        if state.move is not None and attempt is state.move.attempt:
+            state.move.attempt = None
+            return actions
         state.attempt = None
         if state.generation.terms.idle:
             self._idle.found()
@@ -574,10 +686,11 @@ class GatewayCore:
         if isinstance(reply, ev.Failed):
             reply = ev.Failed(reply.error, state.cached_tokens or 0)
         if state.attempt is not None:
+            actions += self._give_up_move(state, "the request has ended")
             if isinstance(reply, ev.Failed):
-                actions = self._stop_attempt(state, state.attempt, Phase.FAILED, why=reply.error.message)
+                actions += self._stop_attempt(state, state.attempt, Phase.FAILED, why=reply.error.message)
             else:
-                actions = self._stop_attempt(state, state.attempt, Phase.FINISHED)
+                actions += self._stop_attempt(state, state.attempt, Phase.FINISHED)
         if state.asked is not None:
             del self._asked[state.asked]
         self._stop_waiting(request_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from springtide.clock import Tick
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, InstanceId, RequestId
-from springtide.protocol.attempts import Progress
+from springtide.protocol.attempts import LiveAttempt, Progress
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import (
     AttemptFailed,
@@ -123,6 +123,13 @@ class InstancesHung:
 
 
 @dataclass(frozen=True, slots=True)
+class MovesWanted:
+    """The Conductor finds that these attempts had better decode elsewhere."""
+
+    attempt_ids: tuple[AttemptId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Signs:
     """The signs of life of all attempts that a node runs for this gateway."""
 
@@ -156,6 +163,7 @@ Event = (
     | SideFailed
     | SessionLost
     | InstancesHung
+    | MovesWanted
     | Signs
     | StopStringHit
     | ClientGone
@@ -172,10 +180,12 @@ HandedOver and DecodeTimes change nothing: they are for the trace alone (gateway
 
 @dataclass(frozen=True, slots=True)
 class StartAtDecode:
-    """Begin the attempt at its decode node. Where it waits for room there, StartAtPrefill follows when it has some."""
+    """Begin the attempt at its decode node. Where it waits for room there, StartAtPrefill follows when it has some. `successor`: another
+    one of the request runs, and goes on for now."""
 
     instance: InstanceRef
     start: DecodeStart
+    successor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +237,31 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPlaced:
+    """Tell all Conductors of an attempt that none of them has placed."""
+
+    placed: LiveAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The request goes on at another decode node, which has to compute so many tokens again that were sent before."""
+
+    request_id: RequestId
+    source: InstanceId
+    target: InstanceId
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveGivenUp:
+    """The request goes on where it is, or the new place has failed before the old one."""
+
+    request_id: RequestId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     reason: Finish
     cached_tokens: int
@@ -258,4 +293,4 @@ class Terminal:
     reply: Finished | Failed | Cancelled
 
 
-Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | EmitPrompt | Report | Terminal
+Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | EmitPrompt | Report | TellPlaced | Moved | MoveGivenUp | Terminal

@@ -39,6 +39,12 @@ FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance_id"]
 )
 CROWDED_OUT = Counter("springtide_gateway_crowded_out_attempts_total", "Attempts for which there was no room; their requests wait.")
+MOVES = Counter("springtide_gateway_moves_total", "Running requests that were to go on elsewhere: moved, or given_up.", ["outcome"])
+MOVED_BEHIND = Histogram(
+    "springtide_gateway_moved_behind_tokens",
+    "Tokens that had been sent before, and had to be computed again after a move.",
+    buckets=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
+)
 LOST_REPORTS = Counter(
     "springtide_gateway_lost_reports_total", "Reports on attempts that a Conductor never got; renewals made up for them."
 )

@@ -152,8 +152,9 @@ class Runner:
         match action:
             case Schedule():
                 self._spawn(self._schedule(action))
-            case ev.StartAtDecode(instance, start):
-                self._count_attempt(start.request.request_id)
+            case ev.StartAtDecode(instance, start, successor):
+                if not successor:
+                    self._count_attempt(start.request.request_id)
                 self._sessions.start(Role.DECODE, instance, start)
             case ev.StartAtPrefill(instance, start):
                 self._sessions.start(Role.PREFILL, instance, start)
@@ -167,6 +168,15 @@ class Runner:
                     served.sink.prompt(logprobs)
             case ev.Report():
                 self._report(action)
+            case ev.TellPlaced(placed):
+                self._conductor.report(placed)
+            case ev.Moved(request_id, source, target, behind):
+                metrics.MOVES.labels("moved").inc()
+                metrics.MOVED_BEHIND.observe(behind)
+                logger.info("goes on at %s, no longer at %s", target, source, extra={"request_id": request_id})
+            case ev.MoveGivenUp(request_id, why):
+                metrics.MOVES.labels("given_up").inc()
+                logger.info("does not move: %s", why, extra={"request_id": request_id})
             case ev.Terminal(request_id, reply):
                 self._end(request_id, reply)
 

@@ -45,6 +45,9 @@ class Limits:
 
 STEPS_AT_A_STANDSTILL = 20
 
+CLOSE_TOKENS, MOST_SUCCESSORS = 2, 4
+"""So few tokens behind, the first successor of an attempt takes its place; and so many begin at most."""
+
 
 class Hashing(Protocol):
     """How the tokens of a generation become block keys."""
@@ -55,8 +58,8 @@ class Hashing(Protocol):
         """The root of its keys."""
         ...
 
-    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        """The keys of every full block of so many tokens of its prompt and output."""
+    def keys(self, generation: Generation, token_ids: Sequence[int], known: tuple[BlockKey, ...] = ()) -> tuple[BlockKey, ...]:
+        """The keys of every full block of these tokens, which are those of its prompt and its output so far. `known`: of the first ones."""
         ...
 
 
@@ -98,8 +101,13 @@ class AttemptState:
     progressed: bool = False
     """The decode side has delivered."""
     cached_tokens: int = 0
+    end: int = field(init=False)
+    """Output position of the next token that it is to send: earlier ones may have been sent by another attempt already."""
     held: list[TokenOutput] = field(default_factory=list)
     """Of the decode side, ahead of the first token: that one comes over another connection and may be overtaken."""
+
+    def __post_init__(self) -> None:
+        self.end = self.base
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -150,6 +158,28 @@ class AttemptState:
 
 
 @dataclass(slots=True)
+class Move:
+    """The way of a request that runs to another decode node. A successor of its attempt has the prefix brought there and computes what is
+    lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens, which have to be
+    computed there again: while these are many, for a long prefix had to be brought, another successor begins at the same place, which finds
+    most of it there."""
+
+    asked: AttemptId | None
+    """For which the Conductor's answer is awaited; None: the successor runs."""
+    attempt: AttemptState | None = None
+    """The successor that runs."""
+    successors: int = 0
+    behind: int | None = None
+    """By how few tokens one of them was behind."""
+
+    def is_close(self, behind: int) -> bool:
+        """Whether a successor that is so many tokens behind is to go on; another would hardly be closer."""
+        close = behind <= CLOSE_TOKENS or self.successors >= MOST_SUCCESSORS or (self.behind is not None and behind <= self.behind)
+        self.behind = behind if self.behind is None else min(self.behind, behind)
+        return close
+
+
+@dataclass(slots=True)
 class RequestState:
     """A request that has not ended. Exactly one of `asked`, `retry_at` and `attempt` is set, or it is in the line for idle capacity: it is
     being scheduled, waits to be, or runs."""
@@ -169,6 +199,8 @@ class RequestState:
     """The Conductor was asked but not heard: it may have placed the current try."""
     retry_at: float | None = None
     attempt: AttemptState | None = None
+    move: Move | None = None
+    """Of that attempt, while it is under way."""
     fruitless: int = 0
     """Consecutive attempts that lost a node and made no progress."""
     crowded_out: int = 0
@@ -187,6 +219,18 @@ class RequestState:
     def attempt_id(self) -> AttemptId:
         """The id of the current try: unique, as request ids are."""
         return AttemptId(f"{self.generation.request_id}.{self.tries}")
+
+    def attempt_named(self, attempt_id: AttemptId) -> AttemptState | None:
+        """The attempt, or its successor, if it is that one."""
+        for attempt in (self.attempt, None if self.move is None else self.move.attempt):
+            if attempt is not None and attempt.attempt_id == attempt_id:
+                return attempt
+        return None
+
+    @property
+    def movable(self) -> bool:
+        """Its attempt decodes, and is not on its way already."""
+        return self.attempt is not None and self.attempt.progressed and self.move is None and not self.generation.terms.idle
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -240,6 +284,7 @@ class RequestState:
             max_new_tokens=self.generation.sampling.max_tokens - attempt.base,
             prediction=attempt.assignment.prediction,
             idle=self.generation.terms.idle,
+            output_tokens=attempt.base,
         )
 
     def _age_ms(self, now: float) -> float:

@@ -21,5 +21,6 @@ class TenantHashing:
     def namespace(self, generation: Generation) -> BlockKey:
         return self._root(f"{generation.tenant}\0{generation.salt}" if generation.salt else generation.tenant)
 
-    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))
+    def keys(self, generation: Generation, token_ids: Sequence[int], known: tuple[BlockKey, ...] = ()) -> tuple[BlockKey, ...]:
+        parent = known[-1] if known else self.namespace(generation)
+        return (*known, *block_keys(parent, token_ids[len(known) * self.block_tokens :], self.block_tokens))

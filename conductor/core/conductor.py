@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from conductor.core.admission.rules import ADMISSIONS, Lookahead
 from conductor.core.forecast.output_lengths import RunningOutputs
+from conductor.core.moves import MovePlanner
 from conductor.core.placement.scheduler import Scheduler, admit, place
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.pool_balance import PoolBalance, PoolDemand, PoolLoads, PoolUse, pool_loads, pool_use
@@ -27,6 +28,7 @@ from conductor.core.types.events import (
     InstanceDown,
     InstanceUp,
     LoadReported,
+    MovesAsked,
     Placed,
     PrefillFinished,
     Renewed,
@@ -99,6 +101,7 @@ class ConductorCore:
         self.lookahead = Lookahead(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
         self.replication = ReplicationPlanner(settings, self.index, self.state, self.transfers, self.scheduler.ready_prefills)
+        self.moves = MovePlanner(self.state, settings.tbt_slo_ms)
         self.demand = PoolDemand(self.state, settings.tbt_slo_ms)
         self.balance = PoolBalance(settings.pool_balance) if settings.pool_balance is not None else None
         self._store_addresses: dict[NodeId, str] = {}
@@ -151,14 +154,17 @@ class ConductorCore:
             case InstanceUp(ref, incarnation):
                 self.state.instance_up(ref, incarnation, now)
                 return self._tell_hung(now)
-            case InstanceDown(instance_id, incarnation, hung):
-                self.state.instance_down(instance_id, incarnation, hung, now)
-                return self._tell_hung(now)
+            case InstanceDown(instance_id, incarnation, hung, leaving):
+                self.state.instance_down(instance_id, incarnation, hung, leaving, now)
+                gone = self.state.instances.get(instance_id)
+                return [*self._tell_hung(now), *(self.moves.leaving(gone, now) if gone is not None else ())]
             case ReplicationEnded():
                 self.replication.ended(event, now)
             case SwitchFailed(instance_id):
                 if self.balance is not None:
                     self.balance.failed(instance_id, now)
+            case MovesAsked(instance_id, most):
+                return [*self.moves.asked(instance_id, most, now)]
             case Tick():
                 self._tick_parts, self._tick_at = None, now
                 return [action for actions in self._tick() for action in actions]
@@ -194,11 +200,14 @@ class ConductorCore:
         self.transfers.end(request.attempt_id)
         output_tokens = self.state.output_tokens(request)
         prefill_work = self.demand.recent_work(now).prefill if self.scheduler.has_both else 0.0
-        alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, prefill_work, now)
+        moves = self.moves.reason(request.successor_of) if request.successor_of else None
+        alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, prefill_work, now, moves)
         decision = self._for_those_away(request, alternatives, place(alternatives))
         idle = request.terms.idle
         predicted_ttft_ms = decision.ttft_ms if isinstance(decision, Placement) and not idle else None
-        if not idle:
+        if moves is not None:
+            self.moves.answered(request.successor_of, request.attempt_id if isinstance(decision, Placement) else None, now)
+        elif not idle:
             self.replication.ask(request, alternatives, now)
             self.demand.ask(request, alternatives, decision, output_tokens, now)
         if isinstance(decision, Placement) and not request.accepted and not idle:
@@ -206,7 +215,8 @@ class ConductorCore:
             decision = admit(alternatives, decision)
             if isinstance(decision, Placement):
                 self.lookahead.admitted(request, decision, outlook, now)
-        self._count(decision)
+        if moves is None:
+            self._count(decision)
         assignment = None
         if isinstance(decision, Placement):
             ttft_ms = decision.ttft_ms
@@ -244,6 +254,7 @@ class ConductorCore:
                     most_tokens=request.max_new_tokens or math.inf,
                     prediction=prediction,
                     idle=idle,
+                    earlier_tokens=request.output_tokens,
                 )
             )
             if sources:
@@ -314,13 +325,14 @@ class ConductorCore:
             scores = () if attempt.idle else self.scores.finished(attempt, output_tokens, now)
             self.transfers.end(event.attempt_id)
             self.state.finish(event.attempt_id, output_tokens, now)
-            return [Scored(event.attempt_id, attempt.request_id, scores)] if scores else []
+            moves = self.moves.ended(event.attempt_id, now)
+            return [*moves, *([Scored(event.attempt_id, attempt.request_id, scores)] if scores else [])]
         if event.phase is not Phase.DECODE or attempt.phase is Phase.DECODE:
             return []
         self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
         self.state.prefill_over(attempt, now)
         self.totals.count_prompt(attempt.request_id, attempt.num_tokens, event.cached_tokens)
-        if attempt.idle:
+        if attempt.idle or attempt.earlier_tokens:
             return []  # What it waited for says nothing of others.
         self.scores.first_token(attempt, event)
         predicted_ms = attempt.prediction.ttft_ms if attempt.prediction is not None else 0.0
@@ -386,13 +398,14 @@ class ConductorCore:
             most_tokens=live.max_new_tokens or math.inf,
             prediction=live.prediction,
             idle=live.idle,
+            earlier_tokens=live.output_tokens,
         )
 
     def _expected_tokens(self, live: LiveAttempt) -> int:
         """Of its output."""
         if live.prediction is not None:
             return max(1, round(live.prediction.output_tokens))
-        return max(1, round(self.state.lengths.predict(live.tenant, live.max_new_tokens or math.inf)))
+        return max(1, round(self.state.lengths.predict(live.tenant, live.max_new_tokens or math.inf, live.output_tokens)))
 
     # ---- instances that hang ----
 
@@ -460,6 +473,8 @@ class ConductorCore:
         yield self._tell_hung(self._tick_at)
         for orders in self.replication.orders(self._store_addresses, lambda: self._tick_at):
             yield [*orders]
+        for moves in self.moves.orders(self.scheduler.ready_decodes(), self._tick_at):
+            yield [*moves]
         if self.balance is not None:
             loads = yield from saying(nothing, self.pool_loads(self._tick_at))
             yield nothing

@@ -51,6 +51,8 @@ class PlacedAttempt:
     """Its gateway's last renewal did not list it."""
     idle: bool = False
     """In idle capacity: it counts for nothing where others are concerned."""
+    earlier_tokens: int = 0
+    """Of its output, those that earlier attempts have made. With any, what it takes to its first token says nothing of new requests."""
     first_token_at: float | None = None
     scores: list[Score] = field(default_factory=list)
     """Of what was predicted of it, as far as it has come to pass."""
@@ -71,6 +73,8 @@ class Instance:
     up: bool = True
     hung: bool = False
     """While it is down: it may still have work, and does not get on with it."""
+    leaving: bool = False
+    """While it is down: it ends what it has, as far as it has time."""
     load: Load = field(default_factory=Load)
     changed_at: float = 0.0
     """When `load` arrived or, while it is down, since when it is."""
@@ -143,8 +147,9 @@ class ClusterState:
         self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
 
     def output_tokens(self, request: Schedule) -> float:
-        """Predicted length of its output."""
-        return max(self.lengths.predict(request.tenant, request.max_new_tokens or math.inf), request.min_new_tokens)
+        """Predicted length of its output that is still to come."""
+        most_tokens = request.max_new_tokens or math.inf
+        return max(self.lengths.predict(request.tenant, most_tokens, request.output_tokens), request.min_new_tokens)
 
     @property
     def mean_output_tokens(self) -> float:
@@ -163,7 +168,7 @@ class ClusterState:
         self.touched.add(ref.instance_id)
         known = self.instances.get(ref.instance_id)
         if known is not None and known.incarnation == incarnation:
-            known.ref, known.up, known.hung, known.changed_at = ref, True, False, now
+            known.ref, known.up, known.hung, known.leaving, known.changed_at = ref, True, False, False, now
             self._forecast_load(known, now)
             return
         self.forecast.down(ref.instance_id)
@@ -173,10 +178,10 @@ class ClusterState:
             for attempt in self.attempts.values():
                 self._count_work(instance, attempt)
 
-    def instance_down(self, instance_id: InstanceId, incarnation: int, hung: bool, now: float) -> None:
+    def instance_down(self, instance_id: InstanceId, incarnation: int, hung: bool, leaving: bool, now: float) -> None:
         instance = self.instances.get(instance_id)
         if instance is not None and instance.incarnation == incarnation and instance.up:
-            instance.up, instance.hung, instance.changed_at = False, hung, now
+            instance.up, instance.hung, instance.leaving, instance.changed_at = False, hung, leaving, now
             self.forecast.down(instance_id)
             self.touched.add(instance_id)
 
@@ -216,7 +221,7 @@ class ClusterState:
         law = self.lengths.law(attempt.tenant)
         self.forecast.place(attempt.attempt_id, attempt.decode_id, attempt.num_tokens, attempt.most_tokens, law, attempt.joins_at)
         if attempt.phase is Phase.DECODE:
-            self.forecast.join(attempt.attempt_id, attempt.renewed_at)
+            self.forecast.join(attempt.attempt_id, attempt.renewed_at, attempt.earlier_tokens)
         else:
             self.in_prefill[attempt.attempt_id] = attempt
 
@@ -236,7 +241,7 @@ class ClusterState:
         """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
         attempt.phase, attempt.first_token_at = Phase.DECODE, now
         self.in_prefill.pop(attempt.attempt_id, None)
-        self.forecast.join(attempt.attempt_id, now)
+        self.forecast.join(attempt.attempt_id, now, attempt.earlier_tokens)
         prefill = self.instances.get(attempt.prefill_id)
         if prefill is not None:
             self.touched.add(attempt.prefill_id)
@@ -248,7 +253,7 @@ class ClusterState:
         """The attempt is over; a late message about it will not bring it back."""
         attempt = self.attempts.get(attempt_id)
         if attempt is not None and output_tokens > 0 and not attempt.idle:
-            self.lengths.record(attempt.tenant, output_tokens)
+            self.lengths.record(attempt.tenant, attempt.earlier_tokens + output_tokens)
         self.remove(attempt_id)
         self._over.pop(attempt_id, None)
         self._over[attempt_id] = now

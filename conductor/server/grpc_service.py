@@ -15,16 +15,16 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.explanation import estimates
 from conductor.core.pool_balance import PoolLoads
 from conductor.core.state import Instance
-from conductor.core.types.events import Decided, Placed, Renewed
+from conductor.core.types.events import Decided, MoveAttempts, MovesAsked, Placed, Renewed
 from conductor.server.leadership import Leadership, Standing
 from conductor.server.runner import CoreRunner
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import InvalidRequest
-from springtide.ids import AttemptId, GatewayId
+from springtide.ids import AttemptId, GatewayId, InstanceId
 from springtide.protocol import scheduling, wire
 from springtide.protocol.attempts import LiveAttempt, Phase
-from springtide.protocol.instances import HungInstances, Role
-from springtide.protocol.scheduling import NotLeader, Rejection, Schedule, ScheduleReply
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import GatewayOrders, NotLeader, Rejection, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.rpc import conductor_pb2
 from springtide.rpc.frames import Frames
@@ -155,15 +155,34 @@ class ConductorService(AskedServicer):
             yield
         self._runner.feed(Renewed(GatewayId(request.gateway_id), tuple(unchanged), tuple(attempts)))
 
-    async def WatchHung(
+    async def WatchOrders(
         self,
-        request: conductor_pb2.WatchHungRequest,
-        context: grpc.aio.ServicerContext[conductor_pb2.WatchHungRequest, conductor_pb2.HungInstances],
-    ) -> AsyncIterator[conductor_pb2.HungInstances]:
+        request: conductor_pb2.WatchOrdersRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.WatchOrdersRequest, conductor_pb2.GatewayOrders],
+    ) -> AsyncIterator[conductor_pb2.GatewayOrders]:
+        said: GatewayOrders | None = None
         while True:
-            changes = self._runner.hung_changes
-            yield wire.HUNG_INSTANCES.encode(HungInstances(self._runner.core.hung))
-            await changes.wait()
+            changed = self._runner.orders_changed
+            orders = self._runner.gateway_orders(GatewayId(request.gateway_id))
+            if orders != said or orders.moves:
+                said = orders
+                yield wire.GATEWAY_ORDERS.encode(orders)
+            await changed.wait()
+
+    async def MoveAttempts(
+        self,
+        request: conductor_pb2.MoveAttemptsRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.MoveAttemptsRequest, conductor_pb2.MoveAttemptsReply],
+    ) -> conductor_pb2.MoveAttemptsReply:
+        standing = self._leadership.standing(0)
+        if not standing.leads:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"another Conductor leads: {standing.leader_address or 'unknown'}")
+        if InstanceId(request.instance_id) not in self._runner.core.state.instances:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no instance {request.instance_id!r}")
+        ordered = self._runner.feed(MovesAsked(InstanceId(request.instance_id), request.most))
+        return conductor_pb2.MoveAttemptsReply(
+            attempts=sum(len(action.attempt_ids) for action in ordered if isinstance(action, MoveAttempts))
+        )
 
     async def GetCluster(
         self,

@@ -10,15 +10,31 @@ from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.history import History
 from conductor.core.recording import Recorder
-from conductor.core.types.events import Action, Decided, Event, Forgot, HungChanged, PrefillFinished, RequestSnapshot, Scored, StoreDown
+from conductor.core.types.events import (
+    Action,
+    Decided,
+    Event,
+    Forgot,
+    HungChanged,
+    MoveAttempts,
+    PrefillFinished,
+    RequestSnapshot,
+    Scored,
+    StoreDown,
+)
 from conductor.server.turns import Turns
 from springtide.clock import Clock
+from springtide.ids import AttemptId, GatewayId
 from springtide.protocol.attempts import Progress
-from springtide.protocol.scheduling import Schedule
+from springtide.protocol.scheduling import GatewayOrders, Schedule
 
 logger = logging.getLogger(__name__)
 predictions = logging.getLogger("conductor.predictions")
 """One line an attempt that ended well, at debug level: of each quantity, what was predicted and what came."""
+
+
+_MOST_MOVES_KEPT = 64
+"""For a gateway that does not ask for them: the latest."""
 
 
 class CoreRunner:
@@ -32,12 +48,18 @@ class CoreRunner:
         self.turns = Turns()
         """For what looks at much of the core, or tells it much, and can wait."""
         self._recorder = recorder
-        self._hung_changes = asyncio.Event()
+        self._moves: dict[GatewayId, list[AttemptId]] = {}
+        """That gateways are still to be told of."""
+        self._orders_changed = asyncio.Event()
 
     @property
-    def hung_changes(self) -> asyncio.Event:
-        """Set when the core next says that other instances hang than before."""
-        return self._hung_changes
+    def orders_changed(self) -> asyncio.Event:
+        """Set when there next is something that a gateway is to be told."""
+        return self._orders_changed
+
+    def gateway_orders(self, gateway_id: GatewayId) -> GatewayOrders:
+        """What it is to be told now; of each move once."""
+        return GatewayOrders(self.core.hung, tuple(self._moves.pop(gateway_id, ())))
 
     def feed(self, event: Event) -> list[Action]:
         """Hands the event to the core, keeps its records, and returns the actions, of which the caller does those that are its own."""
@@ -69,8 +91,17 @@ class CoreRunner:
                     metrics.HUNG.set(len(instances))
                     names = ", ".join(instance.instance_id for instance in instances)
                     logger.warning("work goes on elsewhere that is at instances which hang: %s", names or "at none any more")
-                    self._hung_changes.set()
-                    self._hung_changes = asyncio.Event()
+                    self._tell_gateways()
+                case MoveAttempts(gateway_id, attempt_ids):
+                    logger.info("had better go on elsewhere: %s", ", ".join(attempt_ids))
+                    moves = self._moves.setdefault(gateway_id, [])
+                    moves += attempt_ids
+                    del moves[:-_MOST_MOVES_KEPT]
+                    self._tell_gateways()
                 case Forgot(attempt_ids):
                     logger.warning("their gateway is silent: %d attempts forgotten: %s", len(attempt_ids), ", ".join(attempt_ids))
         return actions
+
+    def _tell_gateways(self) -> None:
+        self._orders_changed.set()
+        self._orders_changed = asyncio.Event()

@@ -47,6 +47,8 @@ class Watcher(ABC):
         self.member = member
         self.hung = False
         """It was last lost because it was silent, or said that it makes no headway."""
+        self.leaving = False
+        """It was last lost because it said that it takes no more work."""
         self._silences = silences
         self.connected = False
         self.missing_since: float | None = None
@@ -92,7 +94,7 @@ class Watcher(ABC):
 
     def _connect(self) -> None:
         if not self.connected:
-            self.connected, self.hung = True, False
+            self.connected, self.hung, self.leaving = True, False, False
             logger.info("%s %s at %s is connected", self.member.role, self.member.member_id, self.member.address)
 
     def _disconnect(self, reason: str, level: int = logging.WARNING) -> None:
@@ -186,6 +188,7 @@ class LoadWatcher(Watcher):
             raise
         finally:
             self._reports.discard(self)
+        self.leaving = True
         raise ConnectionError("the engine ended the stream")
 
     def report(self, message: bytes) -> None:
@@ -218,7 +221,7 @@ class LoadWatcher(Watcher):
         self._runner.feed(LoadReported(self._ref.instance_id, self.member.incarnation, report.load))
 
     def _lost(self) -> None:
-        self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation, self.hung))
+        self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation, self.hung, self.leaving))
 
 
 class ClusterFollower:

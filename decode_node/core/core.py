@@ -54,6 +54,7 @@ from springtide.protocol.timings import DecodeTimes
 LEAST_INLINED, MOST_INLINED = 8, 2
 """Where prompts of any length are not computed here, the Conductor finds that at most `inline_tokens` are missing; of more than so many
 times as many, but for a few tokens, blocks it counted on have gone since."""
+_BLOCKS_SINCE = 4
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
 
@@ -499,12 +500,16 @@ class DecodeCore:
         attempt.slots, most = acquired.slots, self._settings.inline_tokens
         held_blocks = acquired.local_blocks + acquired.remote_blocks
         missing = attempt.request.num_tokens - held_blocks * self._settings.block_tokens
-        if most is not None and missing > MOST_INLINED * max(most, LEAST_INLINED):
+        if most is not None and missing > MOST_INLINED * max(most, LEAST_INLINED) + self._come_since(attempt):
             # The gateway has it scheduled away from the node that failed it: where its prefix is, or at a prefill group.
             self._fail(attempt, FailureCode.INTERNAL, f"{missing} tokens of the prompt are not here, of {most} that are computed here")
             return
         attempt.phase = "prefilling"
         self._orders.append(ComputePrompt(attempt.prompt, acquired, attempt.arrived_at, attempt.asked_at))
+
+    def _come_since(self, attempt: DecodeAttempt) -> int:
+        """Tokens of a sequence that moves here while it runs, which may have come since its prefix was committed elsewhere."""
+        return _BLOCKS_SINCE * self._settings.block_tokens if attempt.request.continues else 0
 
     def _ingested(self, attempt: DecodeAttempt, first_token: int) -> None:
         request = attempt.request

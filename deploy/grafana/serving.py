@@ -182,12 +182,13 @@ def overview() -> dashboard.Dashboard:
         )
         .with_panel(
             graph(
-                "Attempts that fail",
-                "In a second: by the instance at fault, and for want of room, all scheduled anew; and generations that failed for good.",
+                "Attempts that fail or move",
+                "Failed by an instance's fault or for want of room, both scheduled anew; moved to another node; failed for good.",
                 PER_SECOND,
                 [
                     Query(rate("springtide_gateway_failed_attempts_total", "instance_id"), "{{instance_id}}"),
                     Query(rate("springtide_gateway_crowded_out_attempts_total"), "no room"),
+                    Query(rate("springtide_gateway_moves_total", "outcome"), "moves: {{outcome}}"),
                     Query(rate("springtide_gateway_failures_total", "code"), "for good: {{code}}"),
                 ],
             )

@@ -220,7 +220,7 @@ class Cluster:
     def _switch(self, action: ev.SwitchRole) -> None:
         """The instance takes nothing more, ends what it has, and comes up in the other role."""
         instance_id, to = action.instance.instance_id, action.order.to
-        self._conduct(ev.InstanceDown(instance_id, self._incarnations[instance_id]))
+        self._conduct(ev.InstanceDown(instance_id, self._incarnations[instance_id], leaving=True))
         instance = self.prefills.get(instance_id) or self.decodes[instance_id]
         SimRoleSwitch(instance, action.order.drain_s, self.loop, lambda: self._leave(instance_id, to))
 
@@ -240,7 +240,11 @@ class Cluster:
     # ---- the Conductor ----
 
     def _conduct(self, event: ev.Event) -> list[ev.Action]:
-        return self.conductor.handle(event, self.loop.now)
+        actions = self.conductor.handle(event, self.loop.now)
+        for action in actions:
+            if isinstance(action, ev.MoveAttempts):
+                self.loop.after(self.options.rpc_s, partial(self.gateway.move, action.attempt_ids))
+        return actions
 
     def _report(self, instance_id: InstanceId) -> None:
         """Something changed: the next report tells of it."""

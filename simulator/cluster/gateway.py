@@ -56,6 +56,11 @@ class SimGateway:
         self._loop, self._conductor = loop, conductor
         self._prefills, self._decodes = prefills, decodes
         # Simulated nodes do not hang, and send no signs of life.
+        self.num_moved = 0
+        self._decoding_at: dict[RequestId, InstanceId] = {}
+        """Of those that run."""
+        self._moving: dict[AttemptId, InstanceId] = {}
+        """Where the attempts decode to which these are successors."""
         self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf), GATEWAY, SimHashing(records, block_tokens))
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         self._retry: Timer | None = None
@@ -75,6 +80,10 @@ class SimGateway:
         )
         self._mailbox.post(ev.Arrived(generation))
 
+    def move(self, attempt_ids: tuple[AttemptId, ...]) -> None:
+        """The Conductor wants these to decode elsewhere."""
+        self._mailbox.post(ev.MovesWanted(attempt_ids))
+
     def tick(self) -> None:
         self._mailbox.post(Tick())
 
@@ -92,8 +101,18 @@ class SimGateway:
 
     def on_prefilled(self, done: PrefillDone) -> None:
         """Takes in that a prompt is computed, by a prefill group or inlined."""
-        self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
-        self._mailbox.post(done)
+        if done.output.position == 0:
+            self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
+        source = self._moving.pop(done.output.attempt_id, None)
+        self._when_told(source, lambda: self._mailbox.post(done))
+
+    def _when_told(self, decode_id: InstanceId | None, do: Callable[[], None]) -> None:
+        """Once what the instance has made by now has come here: its steps are taken many at once. None: at once."""
+        instance = None if decode_id is None else self._decodes.get(decode_id)
+        if instance is None:
+            do()
+        else:
+            self._loop.after(instance.end_steps() + self._rpc_s, do)
 
     def on_reserved(self, attempt_id: AttemptId) -> None:
         self._mailbox.post(ev.DecodeReserved(attempt_id))
@@ -146,7 +165,11 @@ class SimGateway:
                 self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s, self._step_s)
             case Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
-            case ev.StartAtDecode(instance, order):
+            case ev.StartAtDecode(instance, order, successor):
+                if successor:
+                    self._moving[order.request.attempt_id] = self._decoding_at[order.request.request_id]
+                else:
+                    self._decoding_at[order.request.request_id] = instance.instance_id
                 order = replace(order, refusable=order.refusable and not self._checks_late)
                 self._decodes[instance.instance_id].tell(Start(_SESSION, order))
             case ev.StartAtPrefill():
@@ -158,10 +181,22 @@ class SimGateway:
                     instances[instance_id].tell(AbortAttempt(attempt_id))
             case ev.Report(progress):
                 self._conductor(progress)
+            case ev.Moved(request_id, _, target):
+                self._decoding_at[request_id] = target
+                self.num_moved += 1
+            case ev.TellPlaced(placed):
+                self._conductor(conductor_events.Placed(GATEWAY, placed))
             case ev.Terminal(request_id, reply):
                 self._end(int(request_id), reply)
 
     def _schedule(self, action: Schedule) -> None:
+        if action.successor_of:
+            source = self._decoding_at.get(action.request_id)
+            self._when_told(source, lambda: self._ask(action))
+        else:
+            self._ask(action)
+
+    def _ask(self, action: Schedule) -> None:
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, self._context_tokens - action.num_tokens))
         for decided in self._conductor(replace(action, max_new_tokens=max_new_tokens, min_new_tokens=1)):
             if isinstance(decided, conductor_events.Decided):
@@ -176,6 +211,7 @@ class SimGateway:
         self._prefills[instance_id].tell(Start(_SESSION, action.start))
 
     def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        self._decoding_at.pop(RequestId(str(index)), None)
         if isinstance(reply, ev.Finished):
             self.records.finish(index, self._loop.now, reply.cached_tokens)
         elif isinstance(reply, ev.Failed):
@@ -204,6 +240,6 @@ class SimHashing:
     def namespace(self, generation: ev.Generation) -> BlockKey:
         return _NAMESPACE
 
-    def keys(self, generation: ev.Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+    def keys(self, generation: ev.Generation, token_ids: Sequence[int], known: tuple[BlockKey, ...] = ()) -> tuple[BlockKey, ...]:
         request = self._records.requests[int(generation.request_id)]
         return prompt_keys(request, 0, len(token_ids) // self.block_tokens, self.block_tokens)

@@ -111,6 +111,13 @@ class SimMixed:
         """Attempts are here, or what they computed is still on its way elsewhere."""
         return self._core.has_work
 
+    def end_steps(self) -> float:
+        """Makes the step under way the last of those that are taken at once; returns how long it lasts (s)."""
+        if self._steps is None or self._job is None:
+            return 0.0
+        self._cut()
+        return max(0.0, self._steps.seconds(self._steps.count) - self._job.progress_now())
+
     def leave(self) -> tuple[AttemptId, ...]:
         """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
         if self._steps is not None:

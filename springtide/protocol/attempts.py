@@ -18,6 +18,8 @@ class Phase(IntEnum):
     DECODE = 2
     FINISHED = 3
     FAILED = 4
+    MOVED = 5
+    """It is over, and another attempt of its request goes on: the one that has taken its place, or the one whose place it was to take."""
 
     @property
     def over(self) -> bool:
@@ -83,6 +85,8 @@ class LiveAttempt:
     """By the Conductor that placed it; None: not known."""
     idle: bool = False
     """As of Terms: it counts for nothing where others are concerned."""
+    output_tokens: int = 0
+    """Of `num_tokens`, those of the output, which earlier attempts have made."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.num_tokens:

@@ -100,14 +100,6 @@ class LoadReport:
 
 
 @value_class(frozen=True, slots=True)
-class HungInstances:
-    """All instances that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the
-    role is ready."""
-
-    instances: tuple[InstanceRef, ...] = ()
-
-
-@value_class(frozen=True, slots=True)
 class RoleSwitch:
     """An order to an instance: to take no more work, to finish what it has, for so long at the most, and to come back in the other role
     under the same id. Raises ValueError, naming the field."""

@@ -21,6 +21,7 @@ BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
+NO_ATTEMPT = AttemptId("")
 
 
 @value_class(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class Schedule:
     """The highest leadership epoch that the gateway has seen."""
     whole_prompt: bool = False
     """All of the prompt is computed by a prefill group: nothing of it is reused, and no decode node computes it in its steps."""
+    successor_of: AttemptId = NO_ATTEMPT
+    """The attempt, which runs and goes on meanwhile, whose place this one is to take at another decode node, which computes what it lacks
+    of the tokens itself; NO_ATTEMPT: there is none."""
+    output_tokens: int = 0
+    """Of `num_tokens`, those of the output, which earlier attempts have made."""
 
     def __post_init__(self) -> None:
         if not self.attempt_id:
@@ -94,6 +100,17 @@ class Schedule:
     def reusable_keys(self) -> Sequence[BlockKey]:
         """Of the blocks that may be taken from where they are."""
         return () if self.whole_prompt else self.block_keys
+
+
+@value_class(frozen=True, slots=True)
+class GatewayOrders:
+    """What a gateway is to do with attempts that run."""
+
+    hung: tuple[InstanceRef, ...] = ()
+    """All instances that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the
+    role is ready."""
+    moves: tuple[AttemptId, ...] = ()
+    """Attempts of the gateway that had better decode elsewhere, each named once."""
 
 
 @value_class(frozen=True, slots=True)

@@ -34,7 +34,6 @@ RENEW = Codec(attempts.Renew, conductor_pb2.RenewRequest)
 # ---- instances ----
 
 INSTANCE_REF = Codec(instances.InstanceRef, conductor_pb2.InstanceRef)
-HUNG_INSTANCES = Codec(instances.HungInstances, conductor_pb2.HungInstances)
 ROLE_SWITCH = Codec(instances.RoleSwitch, node_pb2.SwitchRoleRequest)
 PREFILL_COST = Codec(PrefillCost, node_pb2.PrefillCost)
 DECODE_COST = Codec(DecodeCost, node_pb2.DecodeCost)
@@ -44,6 +43,7 @@ LOAD_REPORT = Codec(instances.LoadReport, node_pb2.LoadReport)
 
 # ---- scheduling ----
 
+GATEWAY_ORDERS = Codec(scheduling.GatewayOrders, conductor_pb2.GatewayOrders)
 PREFIX_SOURCE = Codec(scheduling.PrefixSource, common_pb2.PrefixSource)
 ASSIGNMENT = Codec(scheduling.Assignment, conductor_pb2.Assignment)
 REJECTION = Codec(scheduling.Rejection, conductor_pb2.Rejection)

@@ -29,6 +29,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_DECODE: _ClassVar[Phase]
     PHASE_FINISHED: _ClassVar[Phase]
     PHASE_FAILED: _ClassVar[Phase]
+    PHASE_MOVED: _ClassVar[Phase]
 REASON_UNSPECIFIED: Reason
 REASON_TTFT: Reason
 REASON_TBT: Reason
@@ -45,6 +46,7 @@ PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
 PHASE_FINISHED: Phase
 PHASE_FAILED: Phase
+PHASE_MOVED: Phase
 
 class ScheduleQuestion(_message.Message):
     __slots__ = ("number", "request", "advance", "renew")
@@ -83,7 +85,7 @@ class ScheduleAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch", "whole_prompt")
+    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch", "whole_prompt", "successor_of", "output_tokens")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,8 @@ class ScheduleRequest(_message.Message):
     DEBUG_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WHOLE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_OF_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     request_id: str
     gateway_id: str
@@ -116,7 +120,9 @@ class ScheduleRequest(_message.Message):
     debug: bool
     epoch: int
     whole_prompt: bool
-    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., terms: _Optional[_Union[_common_pb2.Terms, _Mapping]] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ..., whole_prompt: _Optional[bool] = ...) -> None: ...
+    successor_of: str
+    output_tokens: int
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., terms: _Optional[_Union[_common_pb2.Terms, _Mapping]] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ..., whole_prompt: _Optional[bool] = ..., successor_of: _Optional[str] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")
@@ -273,7 +279,7 @@ class AdvanceReply(_message.Message):
     def __init__(self) -> None: ...
 
 class LiveAttempt(_message.Message):
-    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction", "idle")
+    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction", "idle", "output_tokens")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +290,7 @@ class LiveAttempt(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill_id: str
     decode_id: str
@@ -294,7 +301,8 @@ class LiveAttempt(_message.Message):
     max_new_tokens: int
     prediction: Prediction
     idle: bool
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., idle: _Optional[bool] = ...) -> None: ...
+    output_tokens: int
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., idle: _Optional[bool] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("gateway_id", "attempts")
@@ -308,17 +316,33 @@ class RenewReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WatchHungRequest(_message.Message):
+class WatchOrdersRequest(_message.Message):
     __slots__ = ("gateway_id",)
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
 
-class HungInstances(_message.Message):
-    __slots__ = ("instances",)
-    INSTANCES_FIELD_NUMBER: _ClassVar[int]
-    instances: _containers.RepeatedCompositeFieldContainer[InstanceRef]
-    def __init__(self, instances: _Optional[_Iterable[_Union[InstanceRef, _Mapping]]] = ...) -> None: ...
+class GatewayOrders(_message.Message):
+    __slots__ = ("hung", "moves")
+    HUNG_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    hung: _containers.RepeatedCompositeFieldContainer[InstanceRef]
+    moves: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hung: _Optional[_Iterable[_Union[InstanceRef, _Mapping]]] = ..., moves: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MoveAttemptsRequest(_message.Message):
+    __slots__ = ("instance_id", "most")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    most: int
+    def __init__(self, instance_id: _Optional[str] = ..., most: _Optional[int] = ...) -> None: ...
+
+class MoveAttemptsReply(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: int
+    def __init__(self, attempts: _Optional[int] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ()

@@ -39,15 +39,20 @@ class ConductorStub:
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.FromString,
                 _registered_method=True)
-        self.WatchHung = channel.unary_stream(
-                '/springtide.v1.Conductor/WatchHung',
-                request_serializer=springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_conductor__pb2.HungInstances.FromString,
+        self.WatchOrders = channel.unary_stream(
+                '/springtide.v1.Conductor/WatchOrders',
+                request_serializer=springtide_dot_v1_dot_conductor__pb2.WatchOrdersRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_conductor__pb2.GatewayOrders.FromString,
                 _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/springtide.v1.Conductor/GetCluster',
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_conductor__pb2.ClusterStatus.FromString,
+                _registered_method=True)
+        self.MoveAttempts = channel.unary_unary(
+                '/springtide.v1.Conductor/MoveAttempts',
+                request_serializer=springtide_dot_v1_dot_conductor__pb2.MoveAttemptsRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_conductor__pb2.MoveAttemptsReply.FromString,
                 _registered_method=True)
 
 
@@ -61,7 +66,7 @@ class ConductorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchHung(self, request, context):
+    def WatchOrders(self, request, context):
         """Which instances hang: at once, and again whenever that changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -74,6 +79,13 @@ class ConductorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveAttempts(self, request, context):
+        """For whoever operates the cluster.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConductorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,15 +94,20 @@ def add_ConductorServicer_to_server(servicer, server):
                     request_deserializer=springtide_dot_v1_dot_conductor__pb2.GetScheduleAddressRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAddress.SerializeToString,
             ),
-            'WatchHung': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchHung,
-                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.FromString,
-                    response_serializer=springtide_dot_v1_dot_conductor__pb2.HungInstances.SerializeToString,
+            'WatchOrders': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchOrders,
+                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.WatchOrdersRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_conductor__pb2.GatewayOrders.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
                     request_deserializer=springtide_dot_v1_dot_conductor__pb2.GetClusterRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_conductor__pb2.ClusterStatus.SerializeToString,
+            ),
+            'MoveAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveAttempts,
+                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.MoveAttemptsRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_conductor__pb2.MoveAttemptsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,7 +148,7 @@ class Conductor:
             _registered_method=True)
 
     @staticmethod
-    def WatchHung(request,
+    def WatchOrders(request,
             target,
             options=(),
             channel_credentials=None,
@@ -144,9 +161,9 @@ class Conductor:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/springtide.v1.Conductor/WatchHung',
-            springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.SerializeToString,
-            springtide_dot_v1_dot_conductor__pb2.HungInstances.FromString,
+            '/springtide.v1.Conductor/WatchOrders',
+            springtide_dot_v1_dot_conductor__pb2.WatchOrdersRequest.SerializeToString,
+            springtide_dot_v1_dot_conductor__pb2.GatewayOrders.FromString,
             options,
             channel_credentials,
             insecure,
@@ -174,6 +191,33 @@ class Conductor:
             '/springtide.v1.Conductor/GetCluster',
             springtide_dot_v1_dot_conductor__pb2.GetClusterRequest.SerializeToString,
             springtide_dot_v1_dot_conductor__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Conductor/MoveAttempts',
+            springtide_dot_v1_dot_conductor__pb2.MoveAttemptsRequest.SerializeToString,
+            springtide_dot_v1_dot_conductor__pb2.MoveAttemptsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -179,9 +179,9 @@ async def test_a_record_of_its_life_replays_to_the_same_answers(cluster: Cluster
         assert reply.assignment.predicted_ttft_ms == answers[reply.attempt_id].assignment.predicted_ttft_ms
 
 
-async def hung_names(stream: AsyncIterator[conductor_pb2.HungInstances]) -> list[str]:
+async def hung_names(stream: AsyncIterator[conductor_pb2.GatewayOrders]) -> list[str]:
     async with asyncio.timeout(15):
-        return [instance.instance_id for instance in (await anext(stream)).instances]
+        return [instance.instance_id for instance in (await anext(stream)).hung]
 
 
 @pytest.mark.parametrize("how", ["silent", "stalled", "store"])
@@ -191,7 +191,7 @@ async def test_who_hangs_is_told_to_gateways_and_gets_no_more_work(cluster: Clus
     await cluster.add("decode-0", "decode")
     async with cluster.conductor() as conductor:
         await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
-        stream = aiter(conductor.stub.WatchHung(conductor_pb2.WatchHungRequest(gateway_id="gateway-0")))
+        stream = aiter(conductor.stub.WatchOrders(conductor_pb2.WatchOrdersRequest(gateway_id="gateway-0")))
         assert await hung_names(stream) == []
         match how:
             case "silent":

@@ -95,7 +95,7 @@ def refusal(join: str, token: str) -> str | None:
 def test_a_node_that_is_told_to_leave_ends_what_it_has_and_another_takes_its_place(
     head: Cluster, nodes: dict[str, JoinedNode], reference: Reference
 ) -> None:
-    """Streams that run there go on to their ends; those that come meanwhile are served elsewhere; nobody sees an error."""
+    """Streams that run there move where there is room, or go on to their ends; others are served elsewhere; nobody sees an error."""
     begun = Event()
     with JoinedNode(head, "decode", "127.0.0.4", "--drain", "120") as leaving, ThreadPoolExecutor(6) as threads:
         head.wait_until(lambda: len(head.ready_instances()) == 3, "the Conductor to know it")
@@ -111,6 +111,23 @@ def test_a_node_that_is_told_to_leave_ends_what_it_has_and_another_takes_its_pla
         assert leaving.process.wait(60) == 0
         assert "has not ended all its work" not in leaving.log
     assert head.ready_instances() == {"prefill-2", "decode-3"}
+
+
+def test_what_runs_at_a_node_that_is_told_to_leave_moves_to_others_that_have_room(
+    head: Cluster, nodes: dict[str, JoinedNode], reference: Reference
+) -> None:
+    """It leaves long before the streams, one of which runs there, have come to their ends."""
+    moved = head.metric("gateway-0", "springtide_gateway_moves_total", labels={"outcome": "moved"})
+    long = 1500
+    with JoinedNode(head, "decode", "127.0.0.4", "--drain", "300") as leaving, ThreadPoolExecutor(2) as threads:
+        head.wait_until(lambda: len(head.ready_instances()) == 3, "the Conductor to know it")
+        running = [threads.submit(generate, head.grpc_address, "joined", prompt_of(seed), long, timeout_s=300) for seed in (15, 16)]
+        head.wait_until(lambda: num_running(head, leaving.name) > 0, "one to run there")
+        leaving.terminate()
+        assert leaving.process.wait(120) == 0
+        assert not any(each.done() for each in running)
+        assert [each.result().token_ids for each in running] == [reference.greedy(prompt_of(seed), long) for seed in (15, 16)]
+    assert head.metric("gateway-0", "springtide_gateway_moves_total", labels={"outcome": "moved"}) > moved
 
 
 def num_running(head: Cluster, name: str) -> int:

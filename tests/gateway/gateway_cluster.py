@@ -200,9 +200,9 @@ class FakeConductor(AskedServicer):
             instance_id=name, role=role, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
         )
 
-    async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
+    async def WatchOrders(self, request: conductor_pb2.WatchOrdersRequest, context: Any) -> AsyncIterator[conductor_pb2.GatewayOrders]:
         while True:
-            yield conductor_pb2.HungInstances(instances=self._hung)
+            yield conductor_pb2.GatewayOrders(hung=self._hung)
             await self._hung_changed.wait()
             self._hung_changed.clear()
 

@@ -26,6 +26,7 @@ from springtide.protocol.outputs import (
 )
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule, Terms
+from springtide.protocol.starts import DecodeStart
 
 LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
 GATEWAY = GatewayId("g")
@@ -97,7 +98,7 @@ class TokensAsKeys:
     def namespace(self, generation: ev.Generation) -> BlockKey:
         return BlockKey(bytes(16))
 
-    def keys(self, generation: ev.Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+    def keys(self, generation: ev.Generation, token_ids: Sequence[int], known: tuple[BlockKey, ...] = ()) -> tuple[BlockKey, ...]:
         return tuple(BlockKey(token_id.to_bytes(16, "little")) for token_id in token_ids)
 
 
@@ -120,6 +121,8 @@ class Attempt:
     waits: bool = False
     """The decode side has yet to say that it has room."""
     reported_over: int = 0
+    succeeds: bool = False
+    """Another one ran when it began, and may still."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -162,8 +165,10 @@ class Request:
 class World:
     """Feeds the core, does its actions, and asserts on the way what must hold after every event."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most_tokens: int = 12, moving: int = 1) -> None:
+        """`most_tokens`: of an output. `moving`: how often, beside other things, the Conductor finds that attempts had better move."""
         self.random = random.Random(seed)
+        self.most_tokens, self.moving = most_tokens, moving
         self.core = new_core()
         self.now = 0.0
         self.requests: dict[RequestId, Request] = {}
@@ -171,6 +176,8 @@ class World:
         self.placed: dict[AttemptId, Assignment] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
         self.sent: list[ev.Event] = []
+        self.told_placed: set[AttemptId] = set()
+        self.moves = 0
 
     def feed(self, event: ev.Event) -> None:
         self.sent.append(event)
@@ -189,18 +196,23 @@ class World:
                 expected = TokensAsKeys().keys(request.generation, [*request.generation.prompt_ids, *request.emitted])
                 assert action.block_keys == expected, "keys of other tokens"
                 assert action.num_tokens == len(request.generation.prompt_ids) + len(request.emitted)
-                assert not any(attempt.running & {Role.DECODE} for attempt in request.attempts), "two attempts at once"
+                running = [attempt.attempt_id for attempt in request.attempts if attempt.running & {Role.DECODE}]
+                assert running in ([], [action.successor_of]), "two attempts at once"
+                if action.successor_of:
+                    assert self.attempts[action.successor_of].assignment.decode.instance_id in action.avoid and not action.terms.idle
                 self.asked[action.attempt_id] = action
                 asking = [asked for asked in self.asked.values() if asked.terms.idle and not self.requests[asked.request_id].terminals]
                 assert len(asking) <= 1, "one at a time asks for idle capacity"
-            case ev.StartAtDecode(at, start):
+            case ev.StartAtDecode(at, start, successor):
                 request = self.requests[start.request.request_id]
+                running = [attempt for attempt in request.attempts if attempt.running & {Role.DECODE}]
+                assert len(running) <= successor, "two attempts at once"
                 base = start.request.first_position
                 assert base == len(request.emitted)
                 assert list(start.request.token_ids) == [*request.generation.prompt_ids, *request.emitted]
-                placed = self.placed[start.request.attempt_id]
+                placed = self.placed[start.request.attempt_id] if start.request.attempt_id in self.placed else self._again(start, at)
                 assert at == placed.decode
-                attempt = Attempt(request, placed, base, next_position=base + 1, running={Role.DECODE})
+                attempt = Attempt(request, placed, base, next_position=base + 1, running={Role.DECODE}, succeeds=successor)
                 if placed.inlined:
                     assert not start.waits and start.inlined
                     attempt.prompt_inlined = True
@@ -235,8 +247,20 @@ class World:
             case ev.Report(progress):
                 if progress.attempt_id in self.attempts and progress.phase.over:
                     self.attempts[progress.attempt_id].reported_over += 1
+            case ev.TellPlaced(live):
+                assert live.attempt_id in self.attempts and live.decode_id == self.attempts[live.attempt_id].assignment.decode.instance_id
+                self.told_placed.add(live.attempt_id)
+            case ev.Moved(request_id, source, target):
+                self.moves += 1
+                assert source != target and request_id in self.unfinished()
             case ev.Terminal(request_id, reply):
                 self._end(self.requests[request_id], reply)
+
+    def _again(self, start: DecodeStart, at: InstanceRef) -> Assignment:
+        """A further successor, where the one before it was placed."""
+        before = [attempt.assignment for attempt in self.requests[start.request.request_id].attempts if attempt.succeeds]
+        assert before and before[-1].decode == at, "an attempt that nobody has placed"
+        return replace(before[-1], attempt_id=start.request.attempt_id)
 
     def _end(self, request: Request, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         request.terminals.append(reply)
@@ -244,6 +268,7 @@ class World:
         for attempt in request.attempts:
             assert not attempt.running & {Role.DECODE}, "an attempt goes on after the terminal reply"
             assert attempt.reported_over == 1
+            assert (attempt.attempt_id in self.told_placed) == (attempt.attempt_id not in self.placed), "one that Conductors do not know"
         if isinstance(reply, ev.Finished) and reply.reason is Finish.LENGTH:
             assert len(request.emitted) == request.generation.sampling.max_tokens
             assert len(request.scores) == request.scored
@@ -251,7 +276,7 @@ class World:
     # ---- what the world may do ----
 
     def arrive(self) -> None:
-        max_tokens = self.random.randint(1, 12)
+        max_tokens = self.random.randint(1, self.most_tokens)
         stop_at = self.random.choice([None, self.random.randrange(max_tokens)])
         idle = self.random.random() < 0.3
         asked = generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2, idle=idle)
@@ -262,9 +287,13 @@ class World:
         self.feed(ev.Arrived(request.generation))
 
     def assign(self, attempt_id: AttemptId) -> None:
-        idle = self.asked.pop(attempt_id).terms.idle
+        asked = self.asked.pop(attempt_id)
+        idle = asked.terms.idle
         prefill, decode = (instance(self.random.choice(names)) for names in (("p0", "p1"), ("d0", "d1")))
-        if self.random.random() < 0.3 and not idle:
+        if asked.successor_of and self.random.random() < 0.9:
+            decode = instance(self.random.choice([name for name in ("d0", "d1", "d2") if name not in asked.avoid]))
+            prefill = decode
+        elif self.random.random() < 0.3 and not idle:
             prefill = decode
         waits, refusable = self.random.random() < 0.3 and not idle, self.random.random() < 0.5 and not idle
         placed = assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
@@ -326,6 +355,10 @@ class World:
         name = self.random.choice(("p0", "p1", "d0", "d1"))
         self.feed(ev.InstancesHung(frozenset({(InstanceId(name), f"{name}:1")})))
 
+    def move(self) -> None:
+        """The Conductor finds that some had better decode elsewhere; of some of them it is mistaken."""
+        self.feed(ev.MovesWanted(tuple(attempt_id for attempt_id in self.attempts if self.random.random() < 0.3)))
+
     def show_signs(self) -> None:
         side = self.random.choice(list(Role))
         signs = [AttemptSign(attempt.attempt_id, attempt.next_position, self.random.random() < 0.5) for attempt in self.working(side)]
@@ -381,10 +414,8 @@ class World:
             choices = progress * 5
             choices += [(self.answer_badly, attempt_id) for attempt_id in self.asked]
             choices += [(self.fail, attempt) for attempt in self.attempts.values() if attempt.running and not attempt.reported_over]
-            choices += [
-                (lambda _, act=act: act(), None)
-                for act in (self.lose_session, self.hang, self.show_signs, self.repeat_something, self.repeat_something, self.tick)
-            ]
+            others = (self.lose_session, self.hang, self.show_signs, self.repeat_something, self.repeat_something, self.tick)
+            choices += [(lambda _, act=act: act(), None) for act in (*others, *[self.move] * self.moving)]
             choices += [(self._end_by_client, request_id) for request_id in sorted(self.unfinished())[:1]]
             if len(self.unfinished()) < 4:
                 choices += [(lambda _: self.arrive(), None)] * 4

@@ -61,9 +61,9 @@ class HangingConductor(AskedServicer):
         for answering in self._answering:
             answering.cancel()
 
-    async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
+    async def WatchOrders(self, request: conductor_pb2.WatchOrdersRequest, context: Any) -> AsyncIterator[conductor_pb2.GatewayOrders]:
         self.watches += 1
-        yield conductor_pb2.HungInstances()
+        yield conductor_pb2.GatewayOrders()
         await asyncio.Event().wait()
 
     @property

@@ -56,6 +56,25 @@ def test_whatever_happens_each_request_gets_one_terminal_reply_and_each_token_on
     assert world.core.next_deadline() is None
 
 
+def test_requests_move_again_and_again_whatever_else_happens_and_no_token_is_lost_or_doubled() -> None:
+    moves = 0
+    for seed in range(150):
+        world = World(seed, most_tokens=60, moving=8)
+        for step in range(400):
+            world.step(smooth=step % 4 > 0)
+            if step % 3 == 0:
+                world.move()
+        for _ in range(3000):
+            if not world.unfinished():
+                break
+            world.step(smooth=True)
+        assert not world.unfinished(), f"a request without a terminal reply, seed {seed}"
+        assert all(attempt.reported_over == 1 and Role.DECODE not in attempt.running for attempt in world.attempts.values())
+        assert world.core.live_attempts() == []
+        moves += world.moves
+    assert moves > 1000
+
+
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_shutdown_answers_everything_at_once(seed: int) -> None:

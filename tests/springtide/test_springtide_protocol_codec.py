@@ -13,9 +13,10 @@ from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol import wire
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction
 from springtide.protocol.codec import Codec, OneOf
-from springtide.protocol.instances import HungInstances, InstanceRef, Load, Role
+from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.outputs import DecodeUpdate, Failure, FailureCode, Finish, SampledToken, TokenLogprob, TokenOutput
 from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.scheduling import GatewayOrders
 from springtide.protocol.status import ClusterStatus
 from springtide.rpc import common_pb2, conductor_pb2, node_pb2
 
@@ -101,9 +102,8 @@ def test_what_is_absent_comes_back_as_none_and_what_is_there_as_it_was() -> None
     predicted = LiveAttempt(AttemptId("a"), InstanceId("p"), InstanceId("d"), Phase.DECODE, 100, prediction=Prediction(1, 2, 3, 4, 5, 6, 7))
     assert wire.LIVE_ATTEMPT.decode(wire.LIVE_ATTEMPT.encode(predicted)) == predicted
     assert wire.LOAD.decode(wire.LOAD.encode(Load(attempt_ids=frozenset({AttemptId("a"), AttemptId("b")})))).attempt_ids == {"a", "b"}
-    assert wire.HUNG_INSTANCES.decode(wire.HUNG_INSTANCES.encode(HungInstances((ref("x"), ref("y"))))) == HungInstances(
-        (ref("x"), ref("y"))
-    )
+    orders = GatewayOrders((ref("x"), ref("y")), (AttemptId("a"),))
+    assert wire.GATEWAY_ORDERS.decode(wire.GATEWAY_ORDERS.encode(orders)) == orders
 
 
 def test_tokens_come_back_with_their_logprobs_or_without() -> None:

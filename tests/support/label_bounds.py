@@ -94,6 +94,7 @@ BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     "springtide_gateway_mark_misses_total": {"reason": values(MissReason)},
     "springtide_gateway_failed_attempts_total": {"instance_id": NAMED},
     "springtide_gateway_traces_total": {"decision": values(Kept, more=("left_out",))},
+    "springtide_gateway_moves_total": {"outcome": words("moved", "given_up")},
     "springtide_gateway_generations_total": {"outcome": values(Finish, more=("failed", "cancelled"))},
     "springtide_gateway_failures_total": {"code": FAILURES},
     "springtide_gateway_slo_generations_total": {

@@ -148,13 +148,16 @@ class DecodeForecast:
         self._attempts.rows[row] = place, law, in_prefill, joins_at, joined, num_tokens, most_tokens
         self._members[place] += 1
 
-    def join(self, attempt_id: AttemptId, now: float) -> None:
-        """Notes that its first token is out: from now on it is in its decode instance's batch."""
+    def join(self, attempt_id: AttemptId, now: float, earlier_tokens: int = 0) -> None:
+        """Notes that its first token is out: from now on it is in its decode instance's batch. Of its output, so many tokens were made by
+        earlier attempts."""
         row, attempts = self._row_of.get(attempt_id), self._attempts
         if row is not None and attempts.in_prefill[row]:
             place = int(attempts.place[row])
             attempts.in_prefill[row] = 0
-            attempts.joined[row] = self._produced(place, now)
+            attempts.joined[row] = self._produced(place, now) - earlier_tokens
+            attempts.prompt_tokens[row] -= earlier_tokens
+            attempts.most_tokens[row] += earlier_tokens
             self._instances.decoding[place] += 1
 
     def remove(self, attempt_id: AttemptId) -> None:

@@ -30,6 +30,8 @@ _ERROR_SMOOTHING = 0.05
 _BINS = 1024
 """At BINS_PER_ROOT: 2 tokens wide at 16, 16 at 1,000; the last one begins at 65,536."""
 _LEAST_SHARE = 1e-3
+_LASTS_ON = 4
+"""An output longer than any is expected to become longer by one part in so many."""
 _EDGES = np.array([*(np.arange(_BINS) / BINS_PER_ROOT) ** 2, np.inf])
 """Of the bins, and the end of the last."""
 
@@ -84,11 +86,16 @@ class _History:
         self.sorted = ordered.tolist()
         self._sums = [0.0, *np.cumsum(ordered).tolist()]
 
-    def mean(self, at_most: float) -> float:
-        """The mean of min(length, at_most)."""
-        below = bisect_right(self.sorted, at_most)
+    def mean(self, at_most: float, after: float = 0) -> float:
+        """The mean of what comes after so many tokens, at most `at_most`, of outputs that are longer. Of one that is longer than all of
+        them, a quarter of what it has."""
+        first = bisect_right(self.sorted, after) if after else 0
+        longer = len(self.sorted) - first
+        if not longer:
+            return min(after / _LASTS_ON, at_most)
+        below = bisect_right(self.sorted, after + at_most)
         above = len(self.sorted) - below
-        return (self._sums[below] + (at_most * above if above else 0.0)) / len(self.sorted)
+        return (self._sums[below] - self._sums[first] - after * (below - first) + (at_most * above if above else 0.0)) / longer
 
     def survival(self, running: RunningOutputs) -> Floats:
         """[bins]: the share of outputs longer than a bin's edge, never 0: an output beyond the longest one seen is taken to go on.
@@ -153,10 +160,10 @@ class OutputLengths:
             return CLUSTER
         return known[0]
 
-    def predict(self, tenant: str, at_most: float) -> float:
-        """Expected output tokens of one of the tenant's requests that may have `at_most`."""
+    def predict(self, tenant: str, at_most: float, after: int = 0) -> float:
+        """Expected output tokens of one of the tenant's requests that may have `at_most`, beyond those `after` which they come."""
         history = self._cluster if self.law(tenant) == CLUSTER else self._tenants[tenant][1]
-        return history.mean(at_most)
+        return history.mean(at_most, after)
 
     def _of(self, tenant: str) -> tuple[int, _History]:
         known = self._tenants.pop(tenant, None)

@@ -21,7 +21,7 @@ from conductor.core.prefix_index import Matches, PrefixIndex
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Ints
-from conductor.core.types.decision import Alternatives, Decision, Placement
+from conductor.core.types.decision import Alternatives, Decision, MoveReason, Placement
 from conductor.core.types.estimates import (
     Asked,
     DecodeEstimate,
@@ -52,6 +52,11 @@ of them, whose steps leave less to prompts then, and the others none of their ti
 _CONCENTRATED_UP_TO = 0.6
 """Of the objective for the time between tokens, what the steps of such an instance may take: the rest is for prompts that it gets all the
 same."""
+SETTLED = 0.8
+"""Of the objective for the time between tokens, what the steps of a node may take to which a request moves because its own node's take
+longer than that."""
+ROOM_LEFT = 1 / 4
+"""Of a node's slots, what one has left to which a request may move for want of room; half of that, once it is there."""
 _STEPS_AHEAD = 1.5
 """That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
@@ -75,9 +80,11 @@ class Scheduler:
         """Number, in the transfer model, of the node whose live view a bit of the index is."""
         self._index_version = -1
 
-    def estimate(self, request: Schedule, output_tokens: float, turn: int, prefill_work: float, now: float) -> Alternatives:
+    def estimate(
+        self, request: Schedule, output_tokens: float, turn: int, prefill_work: float, now: float, moves: MoveReason | None = None
+    ) -> Alternatives:
         """Of a request whose output is predicted to have so many tokens; `turn`: decisions made before this one. `prefill_work`: instances
-        that the prompts of late keep busy."""
+        that the prompts of late keep busy. `moves`: as of Alternatives."""
         self._follow_state()
         settings = self._settings
         matches = self._index.match(request.reusable_keys)
@@ -104,9 +111,10 @@ class Scheduler:
             prefills=prefills,
             decodes=decodes,
             holders=holders,
-            inlines=self._inlines(request, matches, decodes) if others is None else (),
+            inlines=self._inlines(request, matches, decodes) if others is None and moves is None else (),
             concentrates=self._concentrates(request, prefills, decodes, prefill_work),
             others=others,
+            moves=moves,
             idle_slowdown=settings.idle_slowdown if others is not None else 0.0,
         )
 
@@ -119,6 +127,11 @@ class Scheduler:
         """The prefill instances that are ready, as they are now."""
         self._follow_state()
         return self._prefill
+
+    def ready_decodes(self) -> DecodeColumns:
+        """The decode instances that are."""
+        self._follow_state()
+        return self._decode
 
     def num_ready(self, role: Role) -> int:
         """How many instances of the role are."""
@@ -311,6 +324,8 @@ def place(alternatives: Alternatives) -> Decision:
     if not len(fit_prefill) or not len(fit_decode):
         return _too_large(alternatives)
     policy = POLICIES[alternatives.policy]
+    if alternatives.moves is not None:
+        return _place_move(alternatives, alternatives.moves, fit_decode)
     if alternatives.others is not None:
         return _place_idle(alternatives, alternatives.others, fit_prefill, fit_decode)
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
@@ -321,6 +336,40 @@ def place(alternatives: Alternatives) -> Decision:
     if inline is not None:
         return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes.row(inline.row))
     return Placement(prefills.row(prefill), decode)
+
+
+def _place_move(alternatives: Alternatives, reason: MoveReason, fit_decode: Ints) -> Decision:
+    """Where a request that runs goes on: at another node that has room for it and, unless it has to leave in any case, is better off by far
+    than the one where it is. Its prefix comes from there, and what is not there by then is computed by the node itself."""
+    decodes = alternatives.decodes
+    better = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks)
+    if reason is MoveReason.SLOW:
+        better &= decodes.tbt_ms <= SETTLED * alternatives.tbt_slo_ms
+    elif reason is MoveReason.ROOM:
+        better &= decodes.slots_free - alternatives.expected_blocks >= ROOM_LEFT / 2 * decodes.slots_total
+    rows = [row for row in fit_decode[better[fit_decode]].tolist() if decodes.instance_ids[row] not in alternatives.avoid]
+    if not rows:
+        return Rejection(Reason.NO_DECODE, f"no other decode node has room for it (it was to move: {reason})", alternatives.rejoin_s)
+    decode = decodes.row(POLICIES[alternatives.policy].decode(alternatives, np.array(rows, np.int64)))
+    return Placement(_continuing(alternatives, decode), decode)
+
+
+def _continuing(alternatives: Alternatives, decode: DecodeEstimate) -> PrefillEstimate:
+    """The node in the place of the prefill side, where a request goes on whose prefix others have."""
+    prefills = alternatives.prefills
+    fetches = prefills.source_blocks > decode.prefix_blocks
+    return PrefillEstimate(
+        instance_id=decode.instance_id,
+        local_blocks=decode.prefix_blocks,
+        source_id=prefills.source_id if fetches else None,
+        source_blocks=prefills.source_blocks if fetches else 0,
+        queue_ms=0.0,
+        transfer_ms=0.0,
+        prefill_ms=decode.tbt_ms,
+        saved_ms=0.0,
+        slots_total=decode.slots_total,
+        branch="fetch" if fetches else "cache-aware",
+    )
 
 
 def _place_idle(alternatives: Alternatives, others: OthersEstimates, fit_prefill: Ints, fit_decode: Ints) -> Decision:

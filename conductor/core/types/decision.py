@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from conductor.core.types.estimates import (
@@ -100,6 +100,19 @@ class Outlook:
 # ---- what every instance has to offer, and what is chosen ----
 
 
+class MoveReason(StrEnum):
+    """Why an attempt is to go on decoding at another node."""
+
+    LEAVING = "leaving"
+    """Its node takes no more work, and ends."""
+    SLOW = "slow"
+    """Its node's steps take longer than the objective."""
+    ROOM = "room"
+    """More has been promised of its node's slots than there is."""
+    ASKED = "asked"
+    """Whoever operates the cluster wants it."""
+
+
 @dataclass(slots=True)
 class Alternatives:
     """One request and every instance that could serve it. All that `scheduler.decide` looks at. Only the outlook is added later."""
@@ -136,6 +149,8 @@ class Alternatives:
     """Outputs go to few of the instances that do both, for prompts want the time of the others."""
     others: OthersEstimates | None = None
     """For a request in idle capacity."""
+    moves: MoveReason | None = None
+    """Why the request, which runs, is to go on elsewhere: `avoid` has where it is."""
     idle_slowdown: float = 0.0
     """As of ConductorSettings, for such a request."""
 
@@ -162,6 +177,7 @@ class Alternatives:
         values["decodes"] = DecodeEstimates.of_plain(values["decodes"])
         values["holders"] = tuple((node_id, blocks) for node_id, blocks in values["holders"])
         values["inlines"] = tuple(InlineEstimate(*figures) for figures in values["inlines"])
+        values["moves"] = MoveReason(values["moves"]) if values["moves"] is not None else None
         values["outlook"] = Outlook.from_fields(values["outlook"]) if values["outlook"] is not None else None
         values["others"] = OthersEstimates.of_plain(values["others"]) if values["others"] is not None else None
         return cls(**values)

@@ -73,11 +73,13 @@ class InstanceUp:
 @value_class(frozen=True, slots=True)
 class InstanceDown:
     """The load stream of an instance is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is
-    silent, or has said that it makes no headway, so that whoever has work there might wait for ever."""
+    silent, or has said that it makes no headway, so that whoever has work there might wait for ever. `leaving`: it has said that it takes
+    no more work; it ends what it has as far as it has time."""
 
     instance_id: InstanceId
     incarnation: int
     hung: bool = False
+    leaving: bool = False
 
 
 @value_class(frozen=True, slots=True)
@@ -129,6 +131,14 @@ class SwitchFailed:
 
 
 @value_class(frozen=True, slots=True)
+class MovesAsked:
+    """Whoever operates the cluster wants so many attempts to go on elsewhere that decode at the instance."""
+
+    instance_id: InstanceId
+    most: int
+
+
+@value_class(frozen=True, slots=True)
 class TickPart:
     """The next part of what a Tick is in whole, or else the first: whoever waits for a decision has a turn between them, and what else
     happens may. `ConductorCore.ticks` tells whether more of them are to come."""
@@ -151,6 +161,7 @@ Event = (
     | StoreStillHere
     | ReplicationEnded
     | SwitchFailed
+    | MovesAsked
     | Tick
     | TickPart
 )
@@ -230,6 +241,14 @@ class Replicate:
 
 
 @value_class(frozen=True, slots=True)
+class MoveAttempts:
+    """These attempts of a gateway had better go on decoding elsewhere. It asks for successors of them, if they still run."""
+
+    gateway_id: GatewayId
+    attempt_ids: tuple[AttemptId, ...]
+
+
+@value_class(frozen=True, slots=True)
 class SwitchRole:
     """An instance is to finish what it has, for so long at the most, and to serve on in the other role, under the same id."""
 
@@ -237,4 +256,4 @@ class SwitchRole:
     order: RoleSwitch
 
 
-Action = Decided | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole
+Action = Decided | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | MoveAttempts | SwitchRole

@@ -1,0 +1,138 @@
+"""Sequences that move to another decode node while they run: answers are those of the model alone, and nothing is lost or left behind."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from springtide.rpc import common_pb2, conductor_pb2
+from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.cluster import Cluster
+from tests.support.generate import generate
+from tests.support.models import make_tiny_llama
+from tests.support.reference import Reference, random_prompt
+
+DECODES = ("decode-0", "decode-1", "decode-2")
+BLOCK_TOKENS = 32
+OUTPUT_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4}
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", **shape)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    return Reference.from_directory(model)
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    settings = {"prefill_node": {"threads": 1}, "decode_node": {"threads": 1}, "conductor": {"admission": "baseline"}}
+    settings |= {"kv": {"block_tokens": BLOCK_TOKENS}, "server": {"separate_gateway": True}}
+    with Cluster(model=str(model), dtype="float32", prefill=1, decode=len(DECODES), **settings) as cluster:
+        yield cluster
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return random_prompt(seed, length, 10, 250)
+
+
+class Mover:
+    """Has sequences move from one decode node after another, at random, until it is left."""
+
+    def __init__(self, cluster: Cluster, seed: int, pause_s: float) -> None:
+        self.ordered = 0
+        self._cluster, self._random, self._pause_s = cluster, random.Random(seed), pause_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Mover:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._pause_s * self._random.random()):
+            self.ordered += move(self._cluster, self._random.choice(DECODES), 2)
+
+
+def move(cluster: Cluster, instance_id: str, most: int) -> int:
+    """How many have been told to."""
+    request = conductor_pb2.MoveAttemptsRequest(instance_id=instance_id, most=most)
+    address = next((member.address for member in cluster.members() if member.role == "conductor"), None)
+    if address is None:
+        return 0
+    try:
+        with cluster.channel(address) as channel:
+            return ConductorStub(channel).MoveAttempts(request, timeout=5, metadata=cluster.metadata).attempts
+    except grpc.RpcError:
+        return 0  # the Conductor, or the node, is just being started anew
+
+
+def num_moved(cluster: Cluster) -> float:
+    return cluster.metric("gateway-0", "springtide_gateway_moves_total", labels={"outcome": "moved"})
+
+
+def all_slots_are_back(cluster: Cluster) -> None:
+    for name in DECODES:
+        for state in ("in_use", "quarantined"):
+            cluster.wait_metric(f"{name}-store", "springtide_store_slots", lambda slots: slots == 0, labels={"state": state})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+def test_a_sequence_that_moves_again_and_again_goes_on_as_if_it_did_not(cluster: Cluster, reference: Reference, temperature: float) -> None:
+    prompt, sampling = prompt_of(1, 500), common_pb2.SamplingParams(temperature=temperature, seed=11)
+    wanted = generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, sampling=sampling).token_ids
+    if not temperature:
+        assert wanted == reference.greedy(prompt, OUTPUT_TOKENS)
+    before = num_moved(cluster)
+    with Mover(cluster, seed=2, pause_s=0.2):
+        answer = generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, sampling=sampling)
+    assert answer.token_ids == wanted
+    assert num_moved(cluster) >= before + 2
+    all_slots_are_back(cluster)
+
+
+VICTIMS = ("decode-0", "decode-1-store", "conductor-0", "prefill-0", "decode-2", "decode-0-store")
+
+
+@pytest.mark.parametrize("moves", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(cluster: Cluster, reference: Reference, moves: int) -> None:
+    seeds, moved, rounds = itertools.count(100), 0.0, 0
+    lengths = {seed: 60 + 90 * (seed % 9) for seed in range(100, 124)}
+    wanted = {seed: reference.greedy(prompt_of(seed, length), OUTPUT_TOKENS) for seed, length in lengths.items()}
+    while moved < moves:
+        killed = threading.Event()
+        victim = VICTIMS[rounds % len(VICTIMS)] if rounds % 2 else None
+
+        def answer(seed: int, victim: str | None = victim, killed: threading.Event = killed) -> None:
+            def kill_once(so_far: int) -> None:
+                if victim is not None and so_far >= OUTPUT_TOKENS // 4 and not killed.is_set():
+                    killed.set()
+                    cluster.kill(victim)
+
+            prompt = prompt_of(seed, lengths[seed])
+            got = generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, on_token=kill_once, timeout_s=300).token_ids
+            assert got == wanted[seed], f"wrong tokens of seed {seed}, with {victim} killed"
+
+        before = num_moved(cluster)
+        with Mover(cluster, seed=rounds, pause_s=0.05), ThreadPoolExecutor(8) as threads:
+            for end in threads.map(answer, [100 + next(seeds) % 24 for _ in range(8)]):
+                assert end is None
+        moved, rounds = moved + num_moved(cluster) - before, rounds + 1
+        if killed.is_set():
+            cluster.wait_ready(restarted=victim)
+    all_slots_are_back(cluster)
