@@ -27,6 +27,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "console": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),
     "caching": _CLUSTER,
+    "moves": _CLUSTER,
     "engine": (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node"),
     "fidelity": (*_CLUSTER, "simulator"),
     "fleet": ("springtide", "conductor", "gateway", "node_runtime", "deploy"),

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 
-from springtide.rpc import common_pb2, conductor_pb2
-from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from springtide.rpc import common_pb2
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.moves import move, num_moved
 from tests.support.reference import Reference, random_prompt
 
 DECODES = ("decode-0", "decode-1", "decode-2")
@@ -67,23 +66,6 @@ class Mover:
     def _run(self) -> None:
         while not self._over.wait(self._pause_s * self._random.random()):
             self.ordered += move(self._cluster, self._random.choice(DECODES), 2)
-
-
-def move(cluster: Cluster, instance_id: str, most: int) -> int:
-    """How many have been told to."""
-    request = conductor_pb2.MoveAttemptsRequest(instance_id=instance_id, most=most)
-    address = next((member.address for member in cluster.members() if member.role == "conductor"), None)
-    if address is None:
-        return 0
-    try:
-        with cluster.channel(address) as channel:
-            return ConductorStub(channel).MoveAttempts(request, timeout=5, metadata=cluster.metadata).attempts
-    except grpc.RpcError:
-        return 0  # the Conductor, or the node, is just being started anew
-
-
-def num_moved(cluster: Cluster) -> float:
-    return cluster.metric("gateway-0", "springtide_gateway_moves_total", labels={"outcome": "moved"})
 
 
 def all_slots_are_back(cluster: Cluster) -> None:
