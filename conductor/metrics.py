@@ -48,7 +48,9 @@ POOL_WORK = Gauge(
     "springtide_conductor_pool_work", "Instances of a role that the predicted work of the last half minute would keep busy.", ["role"]
 )
 POOL_WANTED = Gauge(
-    "springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by the work of the last minutes.", ["role"]
+    "springtide_conductor_pool_wanted",
+    "Of the ready instances, those that should have the role by the work of the last minutes; not where some have both.",
+    ["role"],
 )
 POOL_RUNNING = Gauge("springtide_conductor_pool_attempts_running", "Attempts that a pool computes.", ["role"])
 POOL_WAITING = Gauge("springtide_conductor_pool_attempts_waiting", "Attempts that wait in a pool.", ["role"])
@@ -158,6 +160,9 @@ def observe_cluster(core: ConductorCore, now: float) -> Generator[None, None, No
         INSTANCES.labels(role.value, "true").set(count)
         INSTANCES.labels(role.value, "false").set(sum(1 for _ in core.state.of_role(role)) - count)
     ratio = core.demand.work(now)
+    if not core.scheduler.is_split:
+        POOL_WANTED.clear()
+        return
     for role in Role:
         if (wanted := ratio.wanted(role, sum(ready.values()))) is not None:
             POOL_WANTED.labels(role.value).set(wanted)

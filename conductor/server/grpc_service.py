@@ -241,7 +241,7 @@ def cluster_status(core: ConductorCore, loads: PoolLoads, model: str, standing: 
         decode_load=loads.decode,
         prefill_work=work.prefill,
         decode_work=work.decode,
-        wanted_prefill=core.demand.work(now).wanted(Role.PREFILL, num_ready),
+        wanted_prefill=core.demand.work(now).wanted(Role.PREFILL, num_ready) if core.scheduler.is_split else None,
         switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
     )
 

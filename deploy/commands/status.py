@@ -31,7 +31,7 @@ def status(where: Where, *, predictions: bool = False) -> None:
     console.print(_summary(reply), highlight=False)
     console.print(f"conductor: {leadership(found)}", highlight=False)
     console.print(f"kernels: {kernels(members)}", highlight=False)
-    console.print(_table(members, reply))
+    console.print(instances_table(members, reply.instances))
 
 
 def kernels(members: Sequence[Member]) -> str:
@@ -79,14 +79,16 @@ def _pools(reply: ClusterStatus) -> str:
     return f"\npools: {'; '.join(parts)}" if parts else ""
 
 
-def _table(members: Sequence[Member], reply: ClusterStatus) -> Table:
+def instances_table(members: Sequence[Member], instances: Sequence[InstanceStatus]) -> Table:
+    """A row for each, those of one node one after the other."""
     stores = {member.node_id or member.member_id for member in members if member.role == "store"}
     table = Table(box=box.SIMPLE, padding=0)
     for name in ("instance", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "queue", "step", "slots used", "cached"):
         table.add_column(name, justify="right", no_wrap=True)
-    for instance in reply.instances:
+    places = {instance.instance.node_id: place for place, instance in reversed([*enumerate(instances)])}
+    for instance in sorted(instances, key=lambda each: places[each.instance.node_id]):
         table.add_row(
             instance.instance.instance_id,
             _state(instance, instance.instance.node_id in stores),

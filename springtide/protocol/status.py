@@ -69,6 +69,7 @@ class ClusterStatus:
     """Instances that the predicted work of the last half minute or so would keep busy, that of refused requests included."""
     decode_work: float
     wanted_prefill: int | None = None
-    """Of the instances that are ready, those that should do prefill by it. None: too little is known, or there is one instance only."""
+    """Of the instances that are ready, those that should do prefill by it. None: too little is known, there is one instance only, or some
+    have both roles and do what there is to do."""
     switching_instance_id: str = ""
     """On its way to the other role; empty: none is."""

@@ -165,3 +165,13 @@ def test_nobody_asks_an_engine_of_both_roles_to_switch_its_role() -> None:
         report(core, f"n{number}.prefill", Role.PREFILL, queue_ms=50_000.0)
     for second in range(5):
         assert not [action for action in core.handle(Tick(), 1.0 + second) if isinstance(action, SwitchRole)]
+
+
+def test_where_nodes_have_both_roles_there_is_no_division_to_speak_of() -> None:
+    core = make_core(prefills=["p0"], decodes=["d0"])
+    assert core.scheduler.is_split
+    bring_up_both(core, "n0")
+    assert not core.scheduler.is_split
+    for name in ("n0", "n0.prefill"):
+        core.handle(InstanceDown(InstanceId(name), 1), 1.0)
+    assert core.scheduler.is_split

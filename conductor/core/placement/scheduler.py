@@ -139,6 +139,12 @@ class Scheduler:
         return len((self._prefill if role is Role.PREFILL else self._decode).instance_ids)
 
     @property
+    def is_split(self) -> bool:
+        """Whether no node has both roles, so that there is a division of the instances to speak of."""
+        self._follow_state()
+        return set(self._prefill.node_ids).isdisjoint(self._decode.node_ids)
+
+    @property
     def fetch_threshold(self) -> float:
         """`kvcache_balancing_threshold` at the moment."""
         configured = self._settings.kvcache_balancing_threshold
