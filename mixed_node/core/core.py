@@ -253,5 +253,5 @@ class MixedCore:
         step = self.decode.foreseen_next()
         if step is None or step.idle:
             return 1.0
-        spare_ms = min(self.cost.with_step(step).spare_ms, self.prefill.budget_ms)
-        return min(1.0 + step.predicted_ms / spare_ms, MOST_STRETCHED) if spare_ms > 0 else MOST_STRETCHED
+        spare_ms, taken_ms = min(self.cost.with_step(step).spare_ms, self.prefill.budget_ms), step.predicted_ms + self.cost.extra_ms
+        return min(max(1.0 + taken_ms / spare_ms, 1.0), MOST_STRETCHED) if spare_ms > 0 else MOST_STRETCHED

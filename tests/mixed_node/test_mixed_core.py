@@ -8,7 +8,7 @@ from decode_node.core.events import StepDone
 from mixed_node.core import events as ev
 from mixed_node.core.actions import Action, RunMixed
 from mixed_node.core.core import MOST_WITHOUT_PASS
-from mixed_node.core.mixing import OBJECTIVE_SHARE
+from mixed_node.core.mixing import OBJECTIVE_SHARE, MixedCost
 from node_runtime import events
 from node_runtime.events import SendUpdate
 from prefill_node.core.actions import GiveWay
@@ -172,8 +172,18 @@ def test_a_chunk_is_shorter_where_both_take_longer_together_than_was_predicted()
     mixed = launched(engine.ends(mixed))
     first = tokens_of(mixed)["new"]
     for _ in range(6):
-        mixed = launched(engine.ends(mixed, elapsed_ms=3.2))
-    assert tokens_of(mixed)["new"] < first and engine.core.cost.factor == pytest.approx(1.08, abs=0.05)
+        mixed = launched(engine.ends(mixed, elapsed_ms=3.7))
+    assert tokens_of(mixed)["new"] < first and engine.core.cost.extra_ms > 0.3
+
+
+def test_one_step_in_many_that_takes_long_does_not_shorten_the_chunks() -> None:
+    cost = MixedCost()
+    for turn in range(64):
+        cost.observe(2.0, 1.0, 500.0 if turn % 20 == 19 else 3.1)
+    assert cost.extra_ms == pytest.approx(0.1)
+    for _ in range(4):
+        cost.observe(2.0, 1.0, 4.0)
+    assert cost.extra_ms == pytest.approx(1.0)
 
 
 def test_of_several_prompts_the_one_with_the_least_relative_slack_comes_first() -> None:
