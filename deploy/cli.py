@@ -180,6 +180,21 @@ def status(
 
 
 @app.command()
+def move(
+    instance: Annotated[str, typer.Argument(help="a decode node or an instance, by the name that `springtide status` shows")],
+    most: Annotated[int, typer.Option("--most", min=1, help="sequences that are on their way at a time")] = 1,
+    url: Url = DEFAULT_URL,
+    redis_url: RedisUrl = None,
+    cluster: ClusterName = "springtide",
+) -> None:
+    """Have sequences that decode at a node go on at others while they run."""
+    from deploy.commands.locate import Where
+    from deploy.commands.move import move as have_move
+
+    have_move(Where(url, redis_url, cluster), instance, most)
+
+
+@app.command()
 def top(
     url: Url = DEFAULT_URL,
     ca: Ca = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ import pytest
 
 from springtide.rpc import common_pb2
 from tests.support.cluster import Cluster
+from tests.support.environment import own_environment
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.moves import move, num_moved
@@ -25,8 +28,7 @@ OUTPUT_TOKENS = 400
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4}
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", **shape)
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", hidden_size=128, intermediate_size=320, num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,35 @@ def test_a_sequence_that_moves_again_and_again_goes_on_as_if_it_did_not(cluster:
     assert answer.token_ids == wanted
     assert num_moved(cluster) >= before + 2
     all_slots_are_back(cluster)
+
+
+def test_an_operator_has_what_runs_at_a_node_move(cluster: Cluster, reference: Reference) -> None:
+    prompt, over = prompt_of(3, 200), threading.Event()
+    wanted = reference.greedy(prompt, 1200)
+
+    def again_and_again() -> bool:
+        while not over.is_set():
+            if generate(cluster.grpc_address, cluster.model, prompt, 1200).token_ids != wanted:
+                return False
+        return True
+
+    before, said = num_moved(cluster), ""
+    with ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(again_and_again) for _ in range(3)]
+        names = itertools.cycle(DECODES)
+        while num_moved(cluster) == before and not any(one.done() for one in running):
+            said += springtide("move", next(names), "--url", cluster.url).stdout
+        over.set()
+        assert all(one.result() for one in running)
+    assert "1 of the sequences at decode-" in said
+    assert num_moved(cluster) > before
+    wrong = springtide("move", "decode-9", "--url", cluster.url, check=False)
+    assert wrong.returncode and "there is no instance 'decode-9'" in " ".join(wrong.stderr.split())
+
+
+def springtide(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli", *arguments]
+    return subprocess.run(command, check=check, capture_output=True, text=True, env=own_environment())
 
 
 VICTIMS = ("decode-0", "decode-1-store", "conductor-0", "prefill-0", "decode-2", "decode-0-store")
