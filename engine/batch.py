@@ -26,6 +26,8 @@ class SequenceChunk:
     """Of the last token."""
     wants_all: bool = False
     """Of every token, by `ModelRunner.logits_between`."""
+    drafted: int = 0
+    """So many of its last tokens are guesses: logits of each are wanted, too, after those of the token before them."""
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -34,13 +36,14 @@ class SequenceChunk:
     @property
     def num_wanted(self) -> int:
         """Of how many of its tokens, the last ones, logits are wanted."""
-        return len(self.token_ids) if self.wants_all else int(self.wants_logits)
+        return len(self.token_ids) if self.wants_all else self.wants_logits * (1 + self.drafted)
 
     def wanted(self) -> SequenceChunk:
         """Those tokens alone, of which there are some."""
         if self.wants_all:
             return self
-        return replace(self, token_ids=self.token_ids[-1:], start=self.start + len(self.token_ids) - 1)
+        count = self.num_wanted
+        return replace(self, token_ids=self.token_ids[-count:], start=self.start + len(self.token_ids) - count)
 
 
 class LayerHooks(Protocol):

@@ -102,6 +102,11 @@ class ModelRunner:
         return device.torch_device if device is not None else None
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether several tokens of a sequence may take little longer than one: not where steps are recorded, each sequence's with one."""
+        return not self.cache.records_steps
+
+    @property
     def loads_ahead(self) -> bool:
         """Whether `load_ahead` may save a pass from waiting."""
         return self.keeps_pages
@@ -153,7 +158,7 @@ class ModelRunner:
         self._let_go()
 
     def forward(self, batch: Sequence[SequenceChunk], hooks: LayerHooks | None = None) -> torch.Tensor:
-        """Float32 logits [chunks that want them, vocab], in the order of the batch, of a model that has all its layers.
+        """Float32 logits [tokens that want them, vocab], in the order of the batch, of a model that has all its layers.
 
         Raises ValueError when a chunk's slots or positions are out of range, OutOfPages when a sequence is longer than the device has pages
         for, or with hooks a batch is.
@@ -181,7 +186,9 @@ class ModelRunner:
         """The logits as `forward` returns them, from what `forward_layers` returned at the last stage."""
         with torch.inference_mode():
             ends = accumulate(len(chunk.token_ids) for chunk in batch)
-            wanted = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
+            wanted = [
+                row for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits for row in range(end - 1 - chunk.drafted, end)
+            ]
             if not wanted:
                 return torch.empty(0, self.model.config.vocab_size, device=hidden.device)
             if len(wanted) == 1:

@@ -69,6 +69,9 @@ PROMPT_TOKENS_BY_SOURCE = Counter(
 )
 PROMPT_TOKENS_CACHED = Counter("vllm:prompt_tokens_cached_total", "Of them, those that were found in the pool", _LABELS)
 GENERATION_TOKENS = Counter("vllm:generation_tokens_total", "Output tokens that this engine sampled", _LABELS)
+DRAFTS = Counter("vllm:spec_decode_num_drafts_total", "Guesses of what comes next in an output, of a token or several", _LABELS)
+DRAFT_TOKENS = Counter("vllm:spec_decode_num_draft_tokens_total", "Their tokens", _LABELS)
+ACCEPTED_TOKENS = Counter("vllm:spec_decode_num_accepted_tokens_total", "Of them, those that came next", _LABELS)
 PREFIX_CACHE_QUERIES = Counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in the node's arena", _LABELS)
 PREFIX_CACHE_HITS = Counter("vllm:prefix_cache_hits_total", "Of them, those that were found", _LABELS)
 EXTERNAL_QUERIES = Counter(
@@ -152,6 +155,7 @@ class VllmMetrics:
         ]
         self._cached_tokens = PROMPT_TOKENS_CACHED.labels(*labels)
         self._generation_tokens = GENERATION_TOKENS.labels(*labels)
+        self._drafts = DRAFTS.labels(*labels), DRAFT_TOKENS.labels(*labels), ACCEPTED_TOKENS.labels(*labels)
         self._queries, self._hits = PREFIX_CACHE_QUERIES.labels(*labels), PREFIX_CACHE_HITS.labels(*labels)
         self._external_queries, self._external_hits = EXTERNAL_QUERIES.labels(*labels), EXTERNAL_HITS.labels(*labels)
         self._preemptions = PREEMPTIONS.labels(*labels)
@@ -212,6 +216,13 @@ class VllmMetrics:
             if output.finish is not None:
                 self._finished(output, running, now)
         self._generation_tokens.inc(count)
+
+    def drafted(self, drafted: Collection[int], accepted: Collection[int]) -> None:
+        """So many tokens were guessed of each of a step's sequences, so many of them were right."""
+        drafts, tokens, right = self._drafts
+        drafts.inc(sum(count > 0 for count in drafted))
+        tokens.inc(sum(drafted))
+        right.inc(sum(count for count, guessed in zip(accepted, drafted, strict=True) if guessed))
 
     def _finished(self, output: TokenOutput, running: _Running, now: float) -> None:
         assert output.finish is not None

@@ -307,6 +307,11 @@ class DecodeConfig(Section):
         "where that is predicted to be sooner than by a prefill group and the step to keep to the objective. 0: never",
     )
     overlap: bool = Field(True, description="prepare the next step while one runs; without it, the tokens are the same ones, later")
+    speculation: Literal["auto", "off"] = Field(
+        "auto",
+        description="compute with a sequence's last token those that followed the last time that its text went like this, where that pays: "
+        "as many tokens of them as turn out to be right come at once. The tokens are the same ones. `off`: never",
+    )
     tensor_parallel: int = Field(1, ge=1, description="as in `prefill_node`; the two need not be the same")
     devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1, description="as in `prefill_node`")
     cuda_graphs: bool = Field(

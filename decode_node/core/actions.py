@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from decode_node.core.drafting import PromptLookup
 from engine.batch import SamplingRow
 from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
@@ -15,7 +16,9 @@ from springtide.values import value_class
 
 
 class StepRow(NamedTuple):
-    """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled."""
+    """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Where guesses
+    of a step before it were right, its last token is so many positions further; where these have brought its output to its end, it has
+    none, and nothing is computed of it."""
 
     attempt_id: AttemptId
     start: int
@@ -24,6 +27,11 @@ class StepRow(NamedTuple):
     output_ids: list[int]
     """The very list that `sampling` has. From the sequence's first step on it belongs to whoever runs the steps, which adds each token
     that is sampled: a step that is launched while another runs feeds tokens that the core has not seen yet."""
+    most_drafted: int = 0
+    """So many more tokens may be guessed, and computed after the last one: their slots are among `slots`. What is sampled is what would be
+    without, one token after each of the guesses that are right."""
+    lookup: PromptLookup | None = None
+    """What guesses them. It belongs to whoever runs the steps, as `output_ids` do."""
 
     @property
     def position(self) -> int:
@@ -43,6 +51,11 @@ class RunStep:
     def context_tokens(self) -> int:
         """The context of all its sequences, the tokens that are computed included."""
         return sum(row.start for row in self.rows) + len(self.rows)
+
+    @property
+    def most_drafted(self) -> int:
+        """The tokens that may be guessed, of all of them."""
+        return sum(row.most_drafted for row in self.rows)
 
 
 @value_class(frozen=True, slots=True)

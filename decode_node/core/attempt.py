@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decode_node.core.actions import StepRow
+from decode_node.core.drafting import Guessing, PromptLookup
 from engine.batch import SamplingRow
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import AttemptId, BlockKey, NodeId, Slot
@@ -69,6 +70,13 @@ class DecodeAttempt:
     """Everything since the original prompt. The last one's KV is not computed yet."""
     ahead: int = 0
     """Steps in flight that it takes part in."""
+    drafted_ahead: int = 0
+    """The most tokens that are guessed of it in these."""
+    last_drafted: int = 0
+    """The same of the one that was launched last."""
+    guessing: Guessing = field(default_factory=Guessing)
+    lookup: PromptLookup | None = None
+    """What guesses, once it runs: of the steps, as `fed_ids` are."""
     fed_ids: list[int] = field(default_factory=list)
     """The same as `output_ids`, with what the steps in flight have added by now: theirs alone (see actions.StepRow)."""
     sampling: SamplingRow = field(init=False)
@@ -148,17 +156,23 @@ class DecodeAttempt:
 
     @property
     def planned_tokens(self) -> int:
-        """Tokens whose KV there is after the next step that is launched."""
+        """Tokens whose KV there is after the next step that is launched, at least: without guesses."""
         return self.context_tokens + self.ahead
+
+    @property
+    def most_planned_tokens(self) -> int:
+        """The same where all guesses of the steps in flight are right."""
+        return self.planned_tokens + self.drafted_ahead
+
+    def draft_room(self, block_tokens: int) -> int:
+        """For how many guesses in the next step it has slots, and could have use."""
+        in_slots = len(self.slots) * block_tokens - self.most_planned_tokens
+        return min(in_slots, self.request.params.max_tokens - len(self.output_ids) - self.ahead - 1)
 
     @property
     def continues(self) -> bool:
         """A token is still to come after the steps in flight, unless one of theirs ends it."""
         return len(self.output_ids) + self.ahead < self.request.params.max_tokens
-
-    def needed_blocks(self, block_tokens: int) -> int:
-        """How many blocks hold the KV of the next step's token too."""
-        return blocks_for(self.planned_tokens, block_tokens)
 
     def growth_blocks(self, block_tokens: int) -> int:
         """How many slots it is expected to want beyond those that it has or, before it has any, will have first. An output that is
@@ -170,12 +184,12 @@ class DecodeAttempt:
 
     def lacks_slot(self, block_tokens: int) -> bool:
         """It must sit out the next step that is launched."""
-        return len(self.slots) * block_tokens < self.planned_tokens
+        return len(self.slots) * block_tokens < self.most_planned_tokens
 
     def wants_slot(self, block_tokens: int) -> bool:
-        """The next step that is launched writes into its last slot, and it will go on beyond it."""
+        """The next step that is launched writes into its last slot, and it will go on beyond it. Guesses are as many as in the last one."""
         held = len(self.slots)
-        return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks
+        return (held - 1) * block_tokens < self.most_planned_tokens + self.last_drafted and held < self.most_blocks
 
     def begin(self, first_token: int, block_tokens: int, *, loads: bool = False) -> None:
         """Begins to generate: its prompt is in its slots, the full blocks committed. `loads`: it is not yet where steps compute."""
@@ -188,9 +202,11 @@ class DecodeAttempt:
         self.committed_blocks = request.num_tokens // block_tokens
         self.last_key = request.keys[-1] if request.keys else request.namespace
 
-    def row(self) -> StepRow:
+    def row(self, most_drafted: int) -> StepRow:
         """The row that it has in the next step that is launched."""
-        return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
+        if most_drafted and self.lookup is None:
+            self.lookup = PromptLookup(self.prompt_ids, self.fed_ids, self.request.params.max_tokens)
+        return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids, most_drafted, self.lookup)
 
     def times(self, tally: Tally, now: float) -> DecodeTimes:
         """What its time went into so far."""

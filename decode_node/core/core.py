@@ -22,7 +22,7 @@ from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, ComputePrompt, RunStep
 from decode_node.core.attempt import DecodeAttempt
-from decode_node.core.in_flight import LoadsInFlight, StepsInFlight
+from decode_node.core.in_flight import LoadsInFlight, StepInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
 from decode_node.core.slot_holders import SlotHolders
 from node_runtime import events
@@ -68,6 +68,9 @@ class ForeseenStep(NamedTuple):
     slots: Sequence[int]
     """Of all its sequences, where the device has pages for so many only."""
     idle: bool
+    unguessed_ms: float = 0.0
+    """What it takes less for each of the tokens that might have been guessed, and were not."""
+    most_drafted: int = 0
 
 
 class Prompts(Protocol):
@@ -183,22 +186,24 @@ class DecodeCore:
         # Who comes now is not to wait for more than one step of those that have time. They come last in a batch.
         if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
             return None
-        return self._steps.launch(batch)
+        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, settings.most_drafted, settings.block_tokens))
 
     def foreseen(self) -> ForeseenStep:
         """What is known beforehand of the step that was launched last."""
-        return self._foresee(self._steps.last.attempts)
+        step = self._steps.last
+        return self._foresee(step.attempts, step.run.most_drafted)
 
     def foreseen_next(self) -> ForeseenStep | None:
         """The same of a step of all that run, as far as it has places; None: none runs."""
         running = [attempt for attempt in self._holders if attempt.phase == "running"][: self._settings.max_batch]
         return self._foresee(running) if running else None
 
-    def _foresee(self, attempts: Sequence[DecodeAttempt]) -> ForeseenStep:
+    def _foresee(self, attempts: Sequence[DecodeAttempt], most_drafted: int = 0) -> ForeseenStep:
         objectives = [attempt.tbt_slo_ms for attempt in attempts if attempt.tbt_slo_ms > 0]
-        predicted_ms = self.cost.predict_ms(len(attempts), sum(attempt.context_tokens for attempt in attempts))
+        predicted_ms = self.cost.predict_ms(len(attempts) + most_drafted, sum(attempt.context_tokens for attempt in attempts))
         slots = [slot for attempt in attempts for slot in attempt.slots] if self._claims.pages is not None else ()
-        return ForeseenStep(predicted_ms, min(objectives, default=math.inf), slots, attempts[0].idle)
+        objective_ms = min(objectives, default=math.inf)
+        return ForeseenStep(predicted_ms, objective_ms, slots, attempts[0].idle, self.cost.per_sequence_ms, most_drafted)
 
     @property
     def has_runnable(self) -> bool:
@@ -341,7 +346,7 @@ class DecodeCore:
                 assert attempt.committed_blocks * block <= attempt.context_tokens - 1
                 assert 1 <= len(attempt.output_ids) < attempt.request.params.max_tokens
                 assert len(attempt.output_ids) + attempt.ahead <= attempt.request.params.max_tokens
-                assert attempt.planned_tokens - 1 <= len(attempt.slots) * block
+                assert attempt.most_planned_tokens - 1 <= len(attempt.slots) * block
             if attempt.phase == "loading":
                 assert self._settings.loads_ahead and not attempt.inlined and not attempt.ahead
             else:
@@ -349,6 +354,8 @@ class DecodeCore:
             if attempt.phase == "prefilling":
                 assert attempt.inlined and not attempt.ahead and attempt.attempt_id not in self._claims
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
+            rows = (row for step in self._steps for row in step.run.rows if row.attempt_id == attempt.attempt_id)
+            assert attempt.drafted_ahead == sum(row.most_drafted for row in rows)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert all(self._attempts.get(attempt.attempt_id) is attempt for attempt in self._holders)
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
@@ -683,11 +690,13 @@ class DecodeCore:
             if isinstance(sampled, Failure):
                 self._fail(attempt, sampled.code, sampled.message)
                 continue
+            if event.drafted:
+                attempt.guessing.observe(event.drafted[i], len(sampled) - 1)
             output = self._append(attempt, sampled)
             told[attempt.session][0].append(output)
             if (tally := attempt.tally) is not None:
                 first = not tally.steps
-                tally.stepped(event.elapsed_ms, len(sampled))
+                tally.stepped(event.elapsed_ms, 1 if event.drafted else len(sampled))
                 if first or output.finish is not None:
                     told[attempt.session][1].append(attempt.times(tally, now))
         self._replies += [
@@ -696,13 +705,21 @@ class DecodeCore:
         if isinstance(event, ev.StepDone):
             self._recent_ms.append(event.elapsed_ms)
         if isinstance(event, ev.StepDone) and not event.shared:
-            counts = (0 if isinstance(tokens, Failure) else len(tokens) for tokens in event.sampled)
-            batch, repeated = len(ended.attempts), max(counts) - 1
-            context = ended.run.context_tokens + batch * repeated // 2
-            self._calibration.observe(batch, context, event.elapsed_ms, now)
-            predicted_ms = self._settings.cost.predict_ms(batch, context)
-            if not ended.idle and predicted_ms > 0:
-                self._disturbance.observe(event.elapsed_ms / predicted_ms, event.beside_idle, now)
+            self._observe(ended, event, now)
+
+    def _observe(self, ended: StepInFlight, done: ev.StepDone, now: float) -> None:
+        """The step took so long, with nothing but its sequences in it."""
+        counts = [1 if isinstance(tokens, Failure) else len(tokens) for tokens in done.sampled]
+        batch = sum(count > 0 for count in counts)
+        if not batch:
+            return
+        rows, context = batch + sum(done.drafted), ended.run.context_tokens
+        if not done.drafted:
+            context += batch * (max(counts) - 1) // 2
+        self._calibration.observe(rows, context, done.elapsed_ms, now)
+        predicted_ms = self._settings.cost.predict_ms(rows, context)
+        if not ended.idle and predicted_ms > 0:
+            self._disturbance.observe(done.elapsed_ms / predicted_ms, done.beside_idle, now)
 
     def _append(self, attempt: DecodeAttempt, sampled: Sequence[SampledToken]) -> TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""

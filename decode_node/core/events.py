@@ -22,6 +22,9 @@ class StepDone:
     elapsed_ms: float
     beside_idle: bool | None = None
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
+    drafted: Sequence[int] = ()
+    """How many tokens of each row were guessed. Then the step was not repeated: a row has one token more than of these were right, or none
+    at all where its output was at its end already. Empty: there are no guesses here."""
     shared: bool = False
     """Chunks of prompts were computed with it: what it took says nothing of it alone."""
 

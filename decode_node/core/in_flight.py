@@ -40,13 +40,15 @@ class StepsInFlight:
     def __iter__(self) -> Iterator[StepInFlight]:
         return iter(self._steps)
 
-    def launch(self, batch: Iterable[DecodeAttempt]) -> RunStep:
-        """Begins a step of these attempts."""
+    def launch(self, batch: Iterable[DecodeAttempt], drafts: Sequence[int]) -> RunStep:
+        """Begins a step of these attempts, so many tokens of each of which may be guessed."""
         attempts = tuple(batch)
-        run = RunStep(self._next_id, tuple(attempt.row() for attempt in attempts))
+        run = RunStep(self._next_id, tuple(attempt.row(most) for attempt, most in zip(attempts, drafts, strict=True)))
         self._next_id += 1
-        for attempt in attempts:
+        for attempt, most in zip(attempts, drafts, strict=True):
             attempt.ahead += 1
+            attempt.drafted_ahead += most
+            attempt.last_drafted = most
         self._steps.append(StepInFlight(run, attempts))
         return run
 
@@ -60,8 +62,9 @@ class StepsInFlight:
         if not self._steps or self._steps[0].run.step_id != step_id:
             return None
         step = self._steps.popleft()
-        for attempt in step.attempts:
+        for attempt, row in zip(step.attempts, step.run.rows, strict=True):
             attempt.ahead -= 1
+            attempt.drafted_ahead -= row.most_drafted
         return step
 
     @property

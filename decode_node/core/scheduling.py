@@ -1,4 +1,4 @@
-"""Who takes part in the next step."""
+"""Who takes part in the next step, and how many tokens of each are guessed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Collection, Sequence
 
 from decode_node.core.attempt import DecodeAttempt
 from node_runtime.slot_claims import within_pages
-from springtide.cost import DecodeCost, most_with_idle_ms
+from springtide.cost import IDLE_STEP_SHARE, DecodeCost, most_with_idle_ms
+
+_GUESSING_SHARE = 0.85
+"""Of the objective for the time between tokens, what a step with guesses in it is planned to take: predictions miss, and clients see the
+way of a token, too."""
 
 
 def choose(
@@ -51,6 +55,29 @@ def _idle_ones(
             break
         chosen.append(attempt)
     return chosen
+
+
+def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, most: int, block_tokens: int) -> list[int]:
+    """How many tokens may be guessed of each of a step's sequences, at most `most`. A step that does so gives the more tokens in its time,
+    within the objectives of all who are in it; in idle capacity nobody guesses at others' cost."""
+    size, drafted = len(batch), [0] * len(batch)
+    predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch)) if most else 0.0
+    row_ms = cost.per_sequence_ms
+    if predicted_ms <= size * row_ms:
+        return drafted
+    objectives = [attempt.tbt_slo_ms for attempt in batch if attempt.tbt_slo_ms > 0]
+    idle = batch[0].idle
+    left, share = most * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
+    if row_ms > 0 and objectives:
+        left = max(0, int((share * min(objectives) - predicted_ms) / row_ms))
+    for i, attempt in enumerate(batch):
+        if not left or attempt.idle != idle:
+            break
+        room = min(left, most, attempt.draft_room(block_tokens))
+        if room > 0:
+            drafted[i] = attempt.guessing.length(room, size * row_ms / predicted_ms)
+            left -= drafted[i]
+    return drafted
 
 
 def to_load(attempts: Collection[DecodeAttempt], in_flight: Collection[str], pages: int | None = None) -> Sequence[DecodeAttempt]:

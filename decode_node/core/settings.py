@@ -32,3 +32,5 @@ class DecodeSettings:
     loads_ahead: bool = False
     answer_s: float = 2.5
     idle_slowdown: float = 0.05
+    most_drafted: int = 0
+    """Most tokens of a sequence that are guessed for a step, where that pays."""

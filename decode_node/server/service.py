@@ -6,11 +6,12 @@ import logging
 
 from decode_node import metrics
 from decode_node.core.actions import RunStep
+from decode_node.core.events import StepDone
 from node_runtime.metrics import VllmMetrics
 from node_runtime.servicer import EngineService
 from springtide.protocol import wire
 from springtide.protocol.instances import Load, Role
-from springtide.protocol.outputs import DecodeUpdate, FailureCode
+from springtide.protocol.outputs import DecodeUpdate, Failure, FailureCode
 from springtide.protocol.starts import DecodeStart
 from springtide.rpc import node_pb2_grpc
 
@@ -35,8 +36,10 @@ class OutputCounters:
     def launched(self, run: RunStep) -> None:
         metrics.BATCH_SIZE.observe(len(run.rows))
 
-    def stepped(self, elapsed_ms: float) -> None:
-        metrics.STEP_SECONDS.observe(elapsed_ms / 1000)
+    def stepped(self, done: StepDone) -> None:
+        metrics.STEP_SECONDS.observe(done.elapsed_ms / 1000)
+        if done.drafted:
+            self._vllm.drafted(done.drafted, [0 if isinstance(tokens, Failure) else len(tokens) - 1 for tokens in done.sampled])
 
     def computed(self, prompt_tokens: int) -> None:
         """So many tokens of prompts that are decoded here."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import torch
 
 from decode_node.core.actions import RunStep, StepRow
 from decode_node.core.events import StepDone, StepFailed
-from engine.batch import Int32Array, SequenceChunk
+from engine.batch import Int32Array, SamplingRow, SequenceChunk
+from engine.device.memory import upload
 from engine.runner import ModelRunner
 from engine.sampling.sampler import Draw, sample
 from springtide.protocol.outputs import Failure, SampledToken
@@ -31,20 +34,30 @@ class StepRunner:
         """What the slots of the last step's attempts were made from."""
 
     def run(self, run: RunStep) -> StepDone | StepFailed:
-        """Runs the step. Each sequence's last token may be of the step before: it is read, and the next one added, here alone."""
+        """Runs the step. Each sequence's last tokens may be of the step before: they are read, and the next ones added, here alone."""
         started = time.perf_counter()
         try:
-            logits = self._runner.forward(self.chunks(run))
-            sampled = taken_in(run, self._draw(logits, [row.sampling for row in run.rows]))
+            step = self.begin(run)
+            if step.chunks:
+                step.draw(self._draw, self._runner.forward(step.chunks))
         except Exception as error:
             logger.exception("a step over %s failed", ", ".join(row.attempt_id for row in run.rows))
             return StepFailed(run.step_id, f"the step failed: {error!r}")
-        return StepDone(run.step_id, sampled, (time.perf_counter() - started) * 1000)
+        return step.done((time.perf_counter() - started) * 1000)
 
-    def chunks(self, run: RunStep) -> list[SequenceChunk]:
-        """What the step computes."""
-        slots = self._arrays(run.rows)
-        return [SequenceChunk(row.output_ids[-1:], row.start, own) for row, own in zip(run.rows, slots, strict=True)]
+    def begin(self, run: RunStep) -> Step:
+        """What is to be computed for it."""
+        indices, chunks = [], []
+        for index, (row, slots) in enumerate(zip(run.rows, self._arrays(run.rows), strict=True)):
+            params, output_ids = row.sampling.params, row.output_ids
+            # Guesses of a step before, which were right, may have brought it to its end.
+            left = params.max_tokens - len(output_ids)
+            if left > 0:
+                draft = row.lookup.draft(min(row.most_drafted, left - 1)) if row.lookup is not None else []
+                start = len(row.sampling.prompt_ids) + len(output_ids) - 1
+                indices.append(index)
+                chunks.append(SequenceChunk([output_ids[-1], *draft], start, slots, drafted=len(draft)))
+        return Step(run, indices, chunks)
 
     def _arrays(self, rows: Sequence[StepRow]) -> list[Int32Array]:
         kept, self._slots = self._slots, {}
@@ -57,9 +70,57 @@ class StepRunner:
         return [made[1] for made in self._slots.values()]
 
 
-def taken_in(run: RunStep, drawn: Sequence[SampledToken | Failure]) -> list[tuple[SampledToken] | Failure]:
-    """Adds what was drawn for each row to its output; returns what StepDone has of it."""
-    for row, token in zip(run.rows, drawn, strict=True):
-        # Of a sequence that cannot go on nothing is used, but it may take part in the next step already.
-        row.output_ids.append(token.token_id if isinstance(token, SampledToken) else 0)
-    return [(token,) if isinstance(token, SampledToken) else token for token in drawn]
+class Step:
+    """A step that is being run: `chunks` are to be computed."""
+
+    def __init__(self, run: RunStep, indices: Sequence[int], chunks: Sequence[SequenceChunk]) -> None:
+        """Each chunk is that of one row, by its index. Of the other rows nothing is computed."""
+        self.chunks = chunks
+        self._run, self._indices = run, indices
+        self._sampled: list[list[SampledToken] | Failure] = [[] for _ in run.rows]
+
+    def draw(self, draw: Draw, logits: torch.Tensor, others: Sequence[SamplingRow] = ()) -> Sequence[SampledToken | Failure]:
+        """Draws tokens from `logits`, those of the chunks and then those of `others`, and adds them to the outputs. Returns what was drawn
+        for the others.
+
+        Each token is drawn by itself when those before it are known, and as long as the guesses were these: it is what it would be without
+        any, whatever it depends on."""
+        *firsts, end = accumulate((chunk.num_wanted for chunk in self.chunks), initial=0)
+        samplings = [self._run.rows[index].sampling for index in self._indices]
+        rows = [*firsts, *range(end, end + len(others))]
+        drawn = draw(_rows(logits, rows), [*samplings, *others]) if rows else ()
+        going, position = self._take(range(len(firsts)), drawn, 0), 1
+        while going:
+            ahead = draw(_rows(logits, [firsts[place] + position for place in going]), [samplings[place] for place in going])
+            going, position = self._take(going, ahead, position), position + 1
+        return drawn[len(firsts) :]
+
+    def _take(self, places: Sequence[int], drawn: Sequence[SampledToken | Failure], position: int) -> list[int]:
+        """Adds what was drawn after each chunk's token at `position`. Returns where that was guessed."""
+        going = []
+        for place, token in zip(places, drawn, strict=False):
+            chunk, index = self.chunks[place], self._indices[place]
+            sampled, output_ids = self._sampled[index], self._run.rows[index].output_ids
+            if isinstance(token, SampledToken):
+                assert isinstance(sampled, list)
+                sampled.append(token)
+                output_ids.append(token.token_id)
+                if position < chunk.drafted and token.token_id == chunk.token_ids[position + 1]:
+                    going.append(place)
+            elif not sampled:
+                # Of a sequence that cannot go on nothing is used, but it may take part in the next step already. After tokens that are
+                # used, the next step finds that it cannot.
+                self._sampled[index] = token
+                output_ids.append(0)
+        return going
+
+    def done(self, elapsed_ms: float) -> StepDone:
+        """What came of it."""
+        drafted = [0] * len(self._run.rows)
+        for index, chunk in zip(self._indices, self.chunks, strict=True):
+            drafted[index] = chunk.drafted
+        return StepDone(self._run.step_id, self._sampled, elapsed_ms, drafted=drafted if any(drafted) else ())
+
+
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits if len(rows) == len(logits) else logits.index_select(0, upload([rows], logits.device)[0])

@@ -21,6 +21,7 @@ class SentChunk(NamedTuple):
     slots: bytes | int
     wants_logits: bool
     wants_all: bool
+    drafted: int
 
 
 class BatchWriter:
@@ -40,7 +41,7 @@ class BatchWriter:
             slots = np.asarray(chunk.slots, np.int32).tobytes() if known is None else known[0]
             if _constant(chunk.slots):
                 self._last[id(chunk.slots)] = place, chunk.slots
-            sent.append(SentChunk(tuple(chunk.token_ids), chunk.start, slots, chunk.wants_logits, chunk.wants_all))
+            sent.append(SentChunk(tuple(chunk.token_ids), chunk.start, slots, chunk.wants_logits, chunk.wants_all, chunk.drafted))
         return tuple(sent)
 
 
@@ -52,7 +53,7 @@ class BatchReader:
         last = self._last
         self._last = [last[one.slots] if isinstance(one.slots, int) else np.frombuffer(one.slots, np.int32) for one in sent]
         read = zip(sent, self._last, strict=True)
-        return tuple(SequenceChunk(one.token_ids, one.start, slots, one.wants_logits, one.wants_all) for one, slots in read)
+        return tuple(SequenceChunk(one.token_ids, one.start, slots, one.wants_logits, one.wants_all, one.drafted) for one, slots in read)
 
 
 def _constant(slots: Slots) -> bool:

@@ -60,7 +60,7 @@ class ComputeLogits:
     """Compute logits of the batch of the last RunLayers."""
 
     rows: tuple[int, int] | None = None
-    """Those of rows [begin, end); None: of the last token of each chunk that wants them."""
+    """Those of rows [begin, end); None: of the tokens that want them, as `ModelRunner.logits` has it."""
 
 
 @dataclass(frozen=True, slots=True)

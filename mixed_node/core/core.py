@@ -238,7 +238,8 @@ class MixedCore:
         shared = step is not None and ran is not None
         if isinstance(step, decoding.StepDone) and ended.step is not None:
             if shared:
-                self.cost.observe(ended.step.predicted_ms, ended.pass_ms, step.elapsed_ms)
+                unguessed = ended.step.most_drafted - sum(step.drafted)
+                self.cost.observe(ended.step.predicted_ms - unguessed * ended.step.unguessed_ms, ended.pass_ms, step.elapsed_ms)
             self._decode(replace(step, shared=shared), now)
         elif step is not None:
             self._decode(step, now)

@@ -11,6 +11,7 @@ from functools import partial
 import grpc.aio
 
 from decode_node.core.actions import LoadAhead
+from decode_node.core.drafting import MOST_DRAFTED
 from decode_node.core.events import Loaded, StepDone, StepFailed
 from decode_node.core.settings import DecodeSettings
 from decode_node.server.loads import LoadsAhead
@@ -70,6 +71,7 @@ class MixedServer(EngineServer[DecodeStart, DecodeUpdate, MixedEvent, MixedActio
             loads_ahead=parts.runner.loads_ahead,
             answer_s=config.silence_s,
             idle_slowdown=config.slo.idle_slowdown,
+            most_drafted=MOST_DRAFTED if config.decode_node.speculation == "auto" and parts.runner.takes_drafts else 0,
             inline_tokens=None if Role.PREFILL in names else config.decode_node.inline_tokens,
         )
         prompts = replace(settings_of(arguments, prefill_cost), breaks_off=config.decode_node.tensor_parallel == 1)
@@ -226,7 +228,7 @@ class MixedServer(EngineServer[DecodeStart, DecodeUpdate, MixedEvent, MixedActio
         if run is not None:
             self._give_way.discard(run.pass_id)
         if isinstance(event.step, StepDone):
-            self._outputs.stepped(event.step.elapsed_ms)
+            self._outputs.stepped(event.step)
         if run is not None and isinstance(event.ran, PassDone):
             self._prompt_counters.passed(run, event.ran.elapsed_ms)
         self.tell(event)

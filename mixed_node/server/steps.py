@@ -7,7 +7,7 @@ import time
 
 from decode_node.core.actions import RunStep
 from decode_node.core.events import StepDone, StepFailed
-from decode_node.server.steps import StepRunner, taken_in
+from decode_node.server.steps import StepRunner
 from engine.kv_cache.page_table import OutOfPages
 from engine.runner import ModelRunner
 from engine.sampling.sampler import Draw
@@ -51,16 +51,15 @@ class MixedRunner:
         return compute(self._runner, part, None, None, hooks, self._draw)
 
     def _run_both(self, step: RunStep, part: PassPart, hooks: Hooks) -> tuple[StepDone | StepFailed, StagePassEnded]:
-        """The rows of the step come first: their tokens are those of one sequence each, and wait for nothing. Raises OutOfPages when the
+        """The rows of the step come first: they wait for nothing. Raises OutOfPages when the
         device has none for both."""
         started, began = time.perf_counter(), self._runner.work_clock()
         try:
-            chunks = self._steps.chunks(step)
-            hidden = self._runner.forward_layers([*chunks, *part.chunks], None, hooks if part.report_layers else None)
-            logits = self._runner.logits([*chunks, *part.chunks], hidden)
-            drawn = self._draw(logits, [*(row.sampling for row in step.rows), *(part.sampling or ())])
-            scores = scores_of(self._runner, part, hidden, len(chunks)) if part.scoring else []
-            sampled = taken_in(step, drawn[: len(step.rows)])
+            own = self._steps.begin(step)
+            chunks = [*own.chunks, *part.chunks]
+            hidden = self._runner.forward_layers(chunks, None, hooks if part.report_layers else None)
+            drawn = own.draw(self._draw, self._runner.logits(chunks, hidden), part.sampling or ())
+            scores = scores_of(self._runner, part, hidden, sum(len(chunk.token_ids) for chunk in own.chunks)) if part.scoring else []
         except OutOfPages:
             raise
         except Exception as error:
@@ -69,5 +68,4 @@ class MixedRunner:
             return StepFailed(step.step_id, message), part_ended(part, StageOutcome.FAILED, message)
         elapsed_ms = (time.perf_counter() - started) * 1000
         busy_ms = max(0.0, self._runner.work_clock() - began) * 1000
-        ran = part_ended(part, StageOutcome.DONE, "", drawn[len(step.rows) :], scores, busy_ms)
-        return StepDone(step.step_id, sampled, elapsed_ms), ran
+        return own.done(elapsed_ms), part_ended(part, StageOutcome.DONE, "", drawn, scores, busy_ms)

@@ -62,3 +62,17 @@ class Harness:
             position = len(prompt) + len(tokens) - 1
             tokens.append(int(self.runner.forward([SequenceChunk(tokens[-1:], position, slots)])[0].argmax()))
         return tokens
+
+    def guessing(self, prompt: Sequence[int], tokens: Sequence[int], wrong: int, slots: Sequence[int]) -> list[int]:
+        """As `greedy`, whose `tokens` are known, with guesses of some of them in each step, and then `wrong` others."""
+        output, draw = [int(self.prefill(prompt, slots, 4096).argmax())], random.Random(wrong)
+        while len(output) < len(tokens):
+            position, right = len(prompt) + len(output) - 1, tokens[len(output) : len(output) + draw.randrange(4)]
+            room = len(slots) * self.spec.block_tokens - position - 1
+            guesses = [*right, *[1 + draw.randrange(200) for _ in range(wrong)]][:room]
+            logits = self.runner.forward([SequenceChunk([output[-1], *guesses], position, slots, drafted=len(guesses))])
+            for guess, row in zip([*guesses, None], logits, strict=True):
+                output.append(int(row.argmax()))
+                if output[-1] != guess:
+                    break
+        return output[: len(tokens)]

@@ -19,8 +19,8 @@ def frozen(slots: Sequence[int]) -> Int32Array:
     return array
 
 
-def plain(batch: Sequence[SequenceChunk]) -> list[tuple[list[int], int, list[int], bool]]:
-    return [(list(chunk.token_ids), chunk.start, [int(slot) for slot in chunk.slots], chunk.wants_logits) for chunk in batch]
+def plain(batch: Sequence[SequenceChunk]) -> list[tuple[list[int], int, list[int], bool, int]]:
+    return [(list(chunk.token_ids), chunk.start, [int(slot) for slot in chunk.slots], chunk.wants_logits, chunk.drafted) for chunk in batch]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -38,7 +38,7 @@ def test_what_is_read_is_what_was_written_whoever_joins_leaves_or_grows(seed: in
             if isinstance(slots, list) and draw.random() < 0.3:
                 slots[0] = draw.randrange(1000)
         names = draw.sample(sorted(sequences), draw.randint(0, len(sequences)))
-        batch = [SequenceChunk([step, name], step, sequences[name], draw.random() < 0.5) for name in names]
+        batch = [SequenceChunk([step, name], step, sequences[name], draw.random() < 0.5, drafted=draw.randrange(2)) for name in names]
         assert plain(reader.read(pickle.loads(pickle.dumps(writer.write(batch))))) == plain(batch)
 
 
@@ -55,4 +55,4 @@ def test_an_array_that_may_change_is_said_again() -> None:
     writer, reader, slots = BatchWriter(), BatchReader(), np.array([1, 2], np.int32)
     for value in (5, 6):
         slots[0] = value
-        assert plain(reader.read(writer.write([SequenceChunk((7,), 0, slots)]))) == [([7], 0, [value, 2], True)]
+        assert plain(reader.read(writer.write([SequenceChunk((7,), 0, slots)]))) == [([7], 0, [value, 2], True, 0)]

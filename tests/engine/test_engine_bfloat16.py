@@ -64,6 +64,16 @@ def test_chunks_change_no_bit(tiny: Harness) -> None:
     assert len(set(results)) == 1
 
 
+def test_guesses_change_no_bit(tiny: Harness) -> None:
+    prompt, results = prompt_of(2), []
+    for wrong in (None, 0, 1, 4):
+        slots = tiny.slots(LENGTH + OUTPUT_TOKENS)
+        tokens = tiny.greedy(prompt, OUTPUT_TOKENS, slots=slots) if wrong is None else tiny.guessing(prompt, results[0][0], wrong, slots)
+        results.append((tokens, blocks(tiny, slots, LENGTH + OUTPUT_TOKENS - 1)))
+        tiny.foul()
+    assert results == results[:1] * 4
+
+
 def test_company_in_a_batch_changes_no_bit(tiny: Harness) -> None:
     prompts = [prompt_of(seed, length) for seed, length in enumerate((300, 1, 65, 130, 17, 250))]
     alone = []

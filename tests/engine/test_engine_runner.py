@@ -66,6 +66,18 @@ def test_logits_come_only_for_the_chunks_that_want_them_in_their_order(tiny: Tin
     assert harness.runner.forward([SequenceChunk([10], 0, [0], wants_logits=False)]).shape == (0, 320)
 
 
+def test_of_guesses_logits_come_too_after_those_of_the_token_before_them(tiny: TinyFactory) -> None:
+    harness, _ = tiny()
+    harness.foul()
+    alone = [harness.runner.forward([SequenceChunk([token], i, [0])])[0] for i, token in enumerate((10, 11, 12, 13))]
+    other = harness.runner.forward([SequenceChunk([14], 0, [1])])[0]
+    batch = [SequenceChunk([20], 0, [2], wants_logits=False), SequenceChunk([11, 12, 13], 1, [0], drafted=2), SequenceChunk([14], 0, [1])]
+    together = harness.runner.forward(batch)
+    assert together.shape == (4, 320)
+    for row, wanted in zip(together, (*alone[1:], other), strict=True):
+        assert (row - wanted).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [

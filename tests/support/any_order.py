@@ -9,16 +9,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from decode_node.core.actions import StepRow
 from node_runtime import events
 from springtide.blocks import block_keys
 from springtide.clock import Tick
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, FailureCode, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, FailureCode, SampledToken, TokenOutput
 from springtide.protocol.starts import AbortAttempt
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure
 
 POOL_FULL = failure(FailureCode.POOL_FULL)
+WRONG = 99
+"""A guess that no token turns out to be."""
 
 
 class AnyOrder(ABC):
@@ -65,7 +68,8 @@ class OutputsInAnyOrder(AnyOrder):
         self.ingesting: list[str] = []
         self.begun: dict[str, events.Start] = {}  # type: ignore[type-arg]
         self.positions: dict[str, int] = {}
-        self.sampled: defaultdict[str, list[int]] = defaultdict(list)
+        self.sampled: defaultdict[str, list[list[int]]] = defaultdict(list)
+        """What came of each step, or prompt, of an attempt."""
         self.ended: Counter[str] = Counter()
         self.excused: set[str] = set()
         """Aborted, or over with their first token: no terminal message is due."""
@@ -112,8 +116,10 @@ class OutputsInAnyOrder(AnyOrder):
         if output.finish is not None:
             self.ended[name] += 1
         assert output.position == self.positions[name]
-        assert [token.token_id for token in output.tokens] == [token for token in [self.sampled[name].pop(0)] if token != EOS]
-        self.positions[name] += 1
+        came = self.sampled[name].pop(0)
+        end = came.index(EOS) if EOS in came else min(len(came), self.begun[name].start.request.params.max_tokens - output.position)
+        assert [token.token_id for token in output.tokens] == came[:end]
+        self.positions[name] += len(came)
 
     def end(self, session: int, name: str) -> None:
         """It is over without any more of an output."""
@@ -157,8 +163,29 @@ class OutputsInAnyOrder(AnyOrder):
 
     def token(self, name: str) -> int:
         """One that is sampled."""
+        token = self._token()
+        self.sampled[name].append([token])
+        return token
+
+    def compute(self, row: StepRow, gone: bool) -> tuple[Sequence[SampledToken], int]:
+        """Computes a step's row, `gone` where nobody sees what it writes any more: what is sampled, and how much of it was guessed."""
+        params, output_ids, prompt = row.sampling.params, row.output_ids, len(row.sampling.prompt_ids)
+        left = params.max_tokens - len(output_ids)
+        if left <= 0:
+            return (), 0
+        drafted = self.data.draw(st.integers(0, min(row.most_drafted, left - 1)), label="drafted")
+        accepted = self.data.draw(st.integers(0, drafted), label="accepted")
+        begin, sampled = prompt + len(output_ids) - 1, [self._token() for _ in range(accepted + 1)]
+        if not gone:
+            assert self.store.may_use(row.attempt_id, row.slots)
+            for i, token in enumerate([output_ids[-1], *sampled[:accepted], *[WRONG] * (drafted - accepted)]):
+                self.write(row.slots, begin + i, token)
+        output_ids.extend(sampled)
+        self.sampled[row.attempt_id].append(sampled)
+        return tuple(map(SampledToken, sampled)), drafted
+
+    def _token(self) -> int:
         token: int = self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")
-        self.sampled[name].append(token)
         return token
 
     def write_prompt(self, name: str, slots: Sequence[int], num_tokens: int) -> None:

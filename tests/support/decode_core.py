@@ -28,12 +28,14 @@ from tests.support.node_core import BLOCK_TOKENS, EOS, StoreLedger, failure, mak
 
 MAX_BATCH = 3
 NUM_SLOTS = 12
+MOST_DRAFTED = st.sampled_from([0, 4, 20])
+"""Of the worlds' steps."""
 
 
 ActionT = TypeVar("ActionT")
 
 
-def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None = None) -> DecodeCore:
+def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None = None, most_drafted: int = 0) -> DecodeCore:
     settings = DecodeSettings(
         cost=DecodeCost(1.0, 1.0, 0.01),
         block_tokens=BLOCK_TOKENS,
@@ -44,6 +46,7 @@ def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None
         overlap=overlap,
         inline_tokens=inline_tokens,
         loads_ahead=loads_ahead,
+        most_drafted=most_drafted,
     )
     return DecodeCore(settings)
 
@@ -127,10 +130,11 @@ class Node:
         loads_ahead: bool = False,
         reused_blocks: int = 0,
         inline_tokens: int | None = None,
+        most_drafted: int = 0,
     ) -> None:
         self.reused_blocks = reused_blocks
         """Of every prompt that is inlined."""
-        self.core = new_core(overlap, loads_ahead, inline_tokens)
+        self.core = new_core(overlap, loads_ahead, inline_tokens, most_drafted)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
         self.tell(events.StoreConnected(num_slots))
@@ -199,7 +203,7 @@ class World(OutputsInAnyOrder):
     num_sessions = 2
 
     def __init__(self, data: st.DataObject, *, overlap: bool, pages: int | None = None) -> None:
-        super().__init__(data, new_core(overlap, loads_ahead=pages is not None), NUM_SLOTS)
+        super().__init__(data, new_core(overlap, loads_ahead=pages is not None, most_drafted=data.draw(MOST_DRAFTED)), NUM_SLOTS)
         self.pages = pages
         self.launched: deque[RunStep] = deque()
         self.ended_steps: deque[ev.StepDone | ev.StepFailed] = deque()
@@ -301,7 +305,7 @@ class World(OutputsInAnyOrder):
         self.write_prompt(name, slots, request.num_tokens)
         self.store.order(Commit(AttemptId(name), 0, request.keys))
         token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
-        self.sampled[name].append(token)
+        self.sampled[name].append([token])
         done = done_of(name, request.first_position, token, ends=request.params.max_tokens == request.first_position + 1)
         if done.output.finish is not None:
             self.store.order(Release(AttemptId(name)))
@@ -322,16 +326,8 @@ class World(OutputsInAnyOrder):
         if self.data.draw(st.integers(0, 19), label="step fails") == 19:
             self.ended_steps.append(ev.StepFailed(run.step_id, "by the test"))
             return
-        tokens: list[int] = []
-        for row in run.rows:
-            if run not in self.lost_runs:
-                assert self.store.may_use(row.attempt_id, row.slots)
-                self.write(row.slots, row.start, row.output_ids[-1])
-            token = self.token(row.attempt_id)
-            tokens.append(token)
-            row.output_ids.append(token)
-        sampled = [(SampledToken(token),) for token in tokens]
-        self.ended_steps.append(ev.StepDone(run.step_id, sampled, 1.0))
+        sampled, drafted = zip(*(self.compute(row, run in self.lost_runs) for row in run.rows), strict=True)
+        self.ended_steps.append(ev.StepDone(run.step_id, sampled, 1.0, drafted=drafted))
 
     def end_step(self) -> None:
         self.tell(self.ended_steps.popleft())

@@ -156,6 +156,7 @@ BOUNDS: Mapping[str, Mapping[str, Bound]] = {
         for name in (
             *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
             *("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total"),
+            *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
             *("prefix_cache_queries_total", "prefix_cache_hits_total"),
             *("external_prefix_cache_queries_total", "external_prefix_cache_hits_total"),
             *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),

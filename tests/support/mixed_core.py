@@ -27,6 +27,7 @@ from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import DecodeStart, PrefillStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, Release, Reserved
 from tests.support.any_order import POOL_FULL, OutputsInAnyOrder
+from tests.support.decode_core import MOST_DRAFTED
 from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, make_request
 
 CHUNK_TOKENS = 16
@@ -35,7 +36,7 @@ NUM_SLOTS = 16
 PREFILL_COST, DECODE_COST = PrefillCost(1.0, 0.1, 0.0), DecodeCost(1.0, 1.0, 0.01)
 
 
-def new_core(overlap: bool = False) -> MixedCore:
+def new_core(overlap: bool = False, most_drafted: int = 0) -> MixedCore:
     """Blocks of 8 tokens, 4 layers, slabs of 100 bytes. A token of a prompt takes .1 ms, a step 1 ms and 1 ms for each sequence."""
     prefill = PrefillSettings(Chunking(PREFILL_COST, CHUNK_TOKENS), LayerGroups(INFO.layers, 100, 150), BLOCK_TOKENS, {EOS})
     decode = DecodeSettings(
@@ -46,6 +47,7 @@ def new_core(overlap: bool = False) -> MixedCore:
         ingest_lease_s=300.0,
         slot_wait_s=30.0,
         overlap=overlap,
+        most_drafted=most_drafted,
     )
     return MixedCore(prefill, decode)
 
@@ -106,7 +108,7 @@ class World(OutputsInAnyOrder):
     num_sessions = 4
 
     def __init__(self, data: st.DataObject, *, overlap: bool) -> None:
-        super().__init__(data, new_core(overlap), NUM_SLOTS)
+        super().__init__(data, new_core(overlap, data.draw(MOST_DRAFTED)), NUM_SLOTS)
         self.most = 2 if overlap else 1
         self.launched: deque[RunMixed] = deque()
         self.ended_runs: deque[ev.MixedDone] = deque()
@@ -272,15 +274,8 @@ class World(OutputsInAnyOrder):
             ran = self.run_pass(mixed.run, gone, alone=mixed.step is None)
         stepped: StepDone | None = None
         if mixed.step is not None:
-            sampled: list[tuple[SampledToken]] = []
-            for row in mixed.step.rows:
-                if not gone:
-                    assert self.store.may_use(row.attempt_id, row.slots)
-                    self.write(row.slots, row.start, row.output_ids[-1])
-                token = self.token(row.attempt_id)
-                row.output_ids.append(token)
-                sampled.append((SampledToken(token),))
-            stepped = StepDone(mixed.step.step_id, sampled, self.data.draw(st.sampled_from([1.0, 30.0]), label="ms"))
+            sampled, drafted = zip(*(self.compute(row, gone) for row in mixed.step.rows), strict=True)
+            stepped = StepDone(mixed.step.step_id, sampled, self.data.draw(st.sampled_from([1.0, 30.0]), label="ms"), drafted=drafted)
         self.ended_runs.append(ev.MixedDone(stepped, ran))
 
     def run_pass(self, run: RunPass, gone: bool, *, alone: bool) -> PassEnded:

@@ -1,0 +1,120 @@
+"""Guesses of what comes next in a sequence: what followed the last time that it had its last tokens (prompt lookup decoding); and how many
+of them pay.
+
+Nothing that is done for a step grows with the context, and what is kept of a sequence is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+GRAM = 2
+"""So many of its last tokens a sequence must have had before."""
+MOST_OF_PROMPT = 1 << 17
+"""Of a longer prompt, so many tokens at its end are looked through."""
+_MOST_PLACES = 1 << 18
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
+_WORD = (1 << 64) - 1
+_FEW = 32
+"""New tokens that are taken in one by one sooner than together."""
+MOST_DRAFTED = 8
+_GAIN = 0.3
+_FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.01, 0.98
+_STEPS_TO_PROBE = 32
+
+
+class PromptLookup:
+    """Where each run of GRAM tokens was last, by its hash: of two with the same hash the later one is kept. The lists are the sequence's
+    own, the output grows between calls."""
+
+    def __init__(self, prompt_ids: Sequence[int], output_ids: Sequence[int], max_tokens: int) -> None:
+        self._prompt_ids, self._output_ids = prompt_ids, output_ids
+        self._indexed = max(GRAM, len(prompt_ids) - MOST_OF_PROMPT)
+        """All runs that end before this place are in `_places`, but those too far back in the prompt."""
+        wanted = 2 * (min(len(prompt_ids), MOST_OF_PROMPT) + max_tokens)
+        self._bits = (min(wanted, _MOST_PLACES) - 1).bit_length()
+        self._places: np.ndarray[tuple[int], np.dtype[np.int32]] | None = None
+        """By hash, the place of the token after the run. 0: there was none."""
+        self._back = 0
+        """How far back the last guesses were from. 0: there were none."""
+
+    def draft(self, most: int) -> list[int]:
+        """At most so many tokens, one at least where the last GRAM tokens have been there before. What followed them may reach up to here:
+        then it is taken to go on repeating."""
+        end = len(self._prompt_ids) + len(self._output_ids)
+        if most < 1 or end <= GRAM:
+            return []
+        self._index(end)
+        assert self._places is not None
+        last = self._between(end - GRAM, end)
+        # As long as it goes on where it was, that is more likely than where it was like this last.
+        back = self._back
+        if not back or self._between(end - back - GRAM, end - back) != last:
+            place = int(self._places[self._hash(*last)])
+            if not place or self._between(place - GRAM, place) != last:
+                return []
+            back = end - place
+        self._back = back
+        draft = self._between(end - back, min(end - back + most, end))
+        while len(draft) < most:
+            draft.append(draft[-back])
+        return draft
+
+    def _index(self, end: int) -> None:
+        """Takes in all runs that end before the last token."""
+        if self._places is None:
+            self._places = np.zeros(1 << self._bits, np.int32)
+        begin, self._indexed = self._indexed, max(self._indexed, end)
+        if begin >= end:
+            return
+        tokens = self._between(begin - GRAM, end - 1)
+        if end - begin <= _FEW:
+            for i, place in enumerate(range(begin, end)):
+                self._places[self._hash(*tokens[i : i + GRAM])] = place
+            return
+        words, count = np.asarray(tokens, np.uint64), end - begin
+        hashes = np.zeros(count, np.uint64)
+        for i, factor in enumerate(_FACTORS):
+            hashes += words[i : i + count] * np.uint64(factor)
+        # Where an index comes twice, the later value stays.
+        self._places[hashes >> np.uint64(64 - self._bits)] = np.arange(begin, end, dtype=np.int32)
+
+    def _hash(self, first: int, second: int) -> int:
+        return ((first * _FACTORS[0] + second * _FACTORS[1]) & _WORD) >> (64 - self._bits)
+
+    def _between(self, begin: int, end: int) -> list[int]:
+        prompt = len(self._prompt_ids)
+        return [*self._prompt_ids[begin : min(end, prompt)], *self._output_ids[max(begin - prompt, 0) : max(end - prompt, 0)]]
+
+
+class Guessing:
+    """How often guesses of one sequence were right lately, and so how many of them pay."""
+
+    __slots__ = ("_rate", "_without")
+
+    def __init__(self) -> None:
+        self._rate = _FIRST_RATE
+        """Of the guesses that were reached: a wrong one ends its draft."""
+        self._without = 0
+        """Steps for which nothing was to be guessed, since a guess was right or wrong."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Of so many that were guessed for a step, so many were right."""
+        if drafted:
+            self._without = 0
+            right = accepted / min(accepted + 1, drafted)
+            self._rate = min(max(self._rate + _GAIN * (right - self._rate), _LEAST_RATE), _MOST_RATE)
+
+    def length(self, most: int, price: float) -> int:
+        """At most so many, as far as the last one is right more often than `price`, in tokens that one more row of the step would be.
+        Where none is, one now and then: the text may repeat itself from here on."""
+        if price >= 1:
+            return 0
+        wanted = min(most, int(math.log(price) / math.log(self._rate))) if price > 0 else most
+        if wanted == 0:
+            self._without += 1
+            return int(self._without > _STEPS_TO_PROBE)
+        return wanted
