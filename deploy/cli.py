@@ -50,9 +50,13 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see doc
 @app.command()
 def up(
     config: ConfigFile = None,
-    instances: Annotated[int | None, typer.Option(help="nodes that prefill, decode or do both, as each request is served best")] = None,
-    prefill: Annotated[int | None, typer.Option(help="prefill nodes; default: 1, none with --instances")] = None,
-    decode: Annotated[int | None, typer.Option(help="decode nodes; the same")] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="nodes that prefill, decode or do both, as each request is served best; default: 2")
+    ] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="nodes that prefill alone; default: none, or 1 with --decode and no --instances")
+    ] = None,
+    decode: Annotated[int | None, typer.Option(help="nodes that decode alone; the same, with --prefill")] = None,
     model: Annotated[str | None, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="the name that clients use")] = None,
     dtype: Annotated[str | None, typer.Option(help=names_of(DtypeName))] = None,
@@ -258,9 +262,7 @@ def metrics() -> None:
 def profile(
     model: Annotated[str, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = "demo",
     dtype: Annotated[str, typer.Option(help=names_of(DtypeName))] = "bfloat16",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="of each rank; default: the machine's cores, shared by a prefill and a decode engine")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="of each rank; default: the machine's cores, shared by two engines")] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="processes that share out the layers of one engine")] = 1,
     block_tokens: Annotated[int, typer.Option(min=8, max=1024)] = 64,
     max_context: Annotated[int, typer.Option(min=256, help="longest context measured, in tokens")] = 2048,

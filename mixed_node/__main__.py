@@ -8,7 +8,7 @@ from springtide.process import parse_arguments, run
 
 def main() -> None:
     arguments = parse_arguments("An engine that decodes, and prefills where it is told so.")
-    run("mixed" if arguments.prefills else "decode", arguments, lambda stop: serve(arguments, stop))
+    run("instance" if arguments.prefills else "decode", arguments, lambda stop: serve(arguments, stop))
 
 
 if __name__ == "__main__":

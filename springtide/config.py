@@ -537,23 +537,26 @@ class ClusterConfig(Section):
         None, ge=1, description="default: the model's own context length, or what `kv.arena_size` holds where that is less"
     )
     instances: int = Field(
-        0,
+        2,
         ge=0,
         le=64,
         description="instances on this machine that prefill, decode or do both, as each request is served best: an engine each, with the "
-        "threads, cards and ranks that `decode_node` says; with `ray.address`, the least number on Ray",
+        "threads, cards and ranks that `decode_node` says. Default: none where `prefill` or `decode` is given; with `ray.address`, the "
+        "least number on Ray",
     )
     prefill: int = Field(
-        1,
+        0,
         ge=0,
         le=64,
-        description="prefill groups on this machine, by default none beside `instances`; with `ray.address`, the least number on Ray",
+        description="prefill groups on this machine, by default 1 where `decode` is given and `instances` are not; with `ray.address`, the "
+        "least number on Ray",
     )
     decode: int = Field(
-        1,
+        0,
         ge=0,
         le=64,
-        description="decode nodes on this machine, by default none beside `instances`; with `ray.address`, the least number on Ray",
+        description="decode nodes on this machine, by default 1 where `prefill` is given and `instances` are not; with `ray.address`, the "
+        "least number on Ray",
     )
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
     cluster_secret: SecretStr | None = Field(
@@ -620,11 +623,12 @@ class ClusterConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_split(cls, values: Any) -> Any:
+    def _split(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not values.keys() & {"instances", "prefill", "decode"}:
+            return values
         # The environment has numbers as text.
-        if isinstance(values, dict) and str(values.get("instances", 0)).strip() not in ("0", "None"):
-            return {"prefill": 0, "decode": 0, **values}
-        return values
+        of_one_role = int(str(values.get("instances", 0)).strip() == "0")
+        return {"instances": 0, "prefill": of_one_role, "decode": of_one_role, **values}
 
     @field_validator("address")
     @classmethod

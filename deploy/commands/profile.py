@@ -44,7 +44,7 @@ class ProfileOptions:
     model: str
     dtype: str
     threads: int | None
-    """Of each rank. None: as `springtide up` gives an engine of one prefill and one decode node."""
+    """Of each rank. None: as `springtide up` gives each of two engines."""
     tensor_parallel: int
     block_tokens: int
     max_context: int

@@ -97,6 +97,11 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
             "prefill_node.spread_stages: each stage is on a node of its own, joined by `springtide node prefill --group` or placed by Ray"
         )
     server, join_port = config.server, _join_port(config)
+    if config.prefill_node.stages > 1 and not config.prefill and join_port is None and config.ray.address is None:
+        raise ConfigError(
+            f"prefill_node.stages: it is {config.prefill_node.stages}, but stages are of prefill groups, of which there are none here; say "
+            "how many, with --prefill"
+        )
     changes = {
         "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
         "profile": config.profile and _existing("profile", config.profile),

@@ -80,6 +80,7 @@ def taken_port() -> Iterator[int]:
         (("--redis-url", "nonsense"), {}, "redis_url: no Valkey or Redis answers"),
         (("--arena-size", "900TiB"), {}, "kv.arena_size: 2 nodes with 989560464998400 bytes each take more than this machine's memory"),
         (("--arena-size", "2MiB"), {}, "kv.arena_size: 2097152 bytes has room for 1 blocks"),
+        (("--set", "prefill_node.stages=2"), {}, "prefill_node.stages: it is 2, but stages are of prefill groups, of which there are none"),
     ],
 )
 def test_a_wrong_setting_stops_up_with_2_and_one_clear_message(
@@ -128,8 +129,11 @@ def test_config_shows_what_all_sources_make_together(springtide: Springtide) -> 
 @pytest.mark.parametrize(
     ("environment", "counts"),
     [
-        ({}, (0, 1, 1)),
+        ({}, (2, 0, 0)),
         ({"SPRINGTIDE_INSTANCES": "0"}, (0, 1, 1)),
+        ({"SPRINGTIDE_PREFILL": "2"}, (0, 2, 1)),
+        ({"SPRINGTIDE_DECODE": "2"}, (0, 1, 2)),
+        ({"SPRINGTIDE_DECODE": "0", "SPRINGTIDE_PREFILL": "0"}, (0, 0, 0)),
         ({"SPRINGTIDE_INSTANCES": "3"}, (3, 0, 0)),
         ({"SPRINGTIDE_INSTANCES": "3", "SPRINGTIDE_PREFILL": "1"}, (3, 1, 0)),
     ],
@@ -250,7 +254,7 @@ def test_what_no_node_can_be_called_is_said_before_anybody_is_asked(
 
 def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
     free = {"server.port": 0, "server.grpc_port": 0}
-    two, many = (resolve(load_config(overrides={**free, "prefill_node.stages": stages}, environ={})) for stages in (1, 1000))
+    two, many = (resolve(load_config(overrides={**free, "prefill": 1, "prefill_node.stages": n}, environ={})) for n in (1, 1000))
     assert (two.num_engines, many.num_engines) == (2, 1001)
     assert two.prefill_node.threads == max(1, len(os.sched_getaffinity(0)) // 2) and many.prefill_node.threads == 1
 
@@ -288,8 +292,9 @@ def test_who_has_requests_of_its_own_ends_them_before_it_ends(tmp_path: Path) ->
         config = load_config(overrides=settings, environ={})
         return {spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False) if spec.drains}
 
-    assert who() == {"prefill-0", "decode-0", "conductor-0"}
-    assert who(**{"server.separate_gateway": True}) == {"prefill-0", "decode-0", "gateway-0"}
+    assert who() == {"instance-0", "instance-1", "conductor-0"}
+    assert who(prefill="1") == {"prefill-0", "decode-0", "conductor-0"}
+    assert who(**{"server.separate_gateway": True}) == {"instance-0", "instance-1", "gateway-0"}
     assert who(**{"ray.address": "127.0.0.1:6379"}) == {"placer", "conductor-0"}
 
 

@@ -828,7 +828,7 @@ def test_a_cluster_on_ray_has_a_placer_in_the_place_of_nodes(tmp_path_factory: p
     [
         ({"prefill": 0}, "with ray.address there are instances, or one node of each role at least"),
         ({"instances": 3, "ray.instance.most": 2}, "ray.instance.most: it is 2, fewer than the 3 that `instances` says"),
-        ({"ray.instance.most": 2}, "ray.instance.most: a pool of which `instances` is 0 has no nodes"),
+        ({"prefill": 1, "ray.instance.most": 2}, "ray.instance.most: a pool of which `instances` is 0 has no nodes"),
         ({"instances": 1, "decode": 1, "ray.decode.most": 2}, "ray.decode.most: where there are instances their number follows the work"),
         ({"decode": 3, "ray.decode.most": 2}, "ray.decode.most: it is 2, fewer than the 3"),
         ({"ray.address": "ray://10.0.0.1:10001"}, "run this on a machine of the Ray cluster"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(kv={"arena_size": "256MiB"}) as cluster:
+    with Cluster(instances=2, kv={"arena_size": "256MiB"}) as cluster:
         yield cluster
 
 
@@ -44,10 +45,10 @@ def test_every_process_says_its_role(cluster: Cluster) -> None:
     commands = {name: " ".join(psutil.Process(pid).cmdline()) for name, pid in cluster.record.processes.items()}
     for name, words in {
         "conductor-0": "conductor",
-        "prefill-0": "prefill prefill-0",
-        "decode-0": "decode decode-0",
-        "prefill-0-store": "store prefill-0",
-        "decode-0-store": "store decode-0",
+        "instance-0": "instance instance-0",
+        "instance-1": "instance instance-1",
+        "instance-0-store": "store instance-0",
+        "instance-1-store": "store instance-1",
         "valkey": "valkey-server",
     }.items():
         assert words in commands.pop(name)
@@ -77,7 +78,7 @@ def test_bench_serve_measures_what_was_asked_for(cluster: Cluster, tmp_path: Pat
 
 def test_status_shows_nodes_and_hit_rate(cluster: Cluster) -> None:
     table = springtide(cluster, "status")
-    for word in ("SmolLM2-135M-Instruct: ready", "prefill-0", "decode-0", "hit rate", "slots used"):
+    for word in ("SmolLM2-135M-Instruct: ready", "instance-0.prefill", "instance-1", "hit rate", "slots used"):
         assert word in table
 
 
@@ -95,9 +96,9 @@ def test_a_run_directory_in_use_is_refused_and_whose_it_is_keeps_its_sockets(clu
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert f"run_dir: {run_dir} is in use by another cluster, of the supervisor {cluster.record.pid}" in result.stderr
-    assert "prefill-0.store.sock" in before and sorted(path.name for path in Path(run_dir).glob("*.sock")) == before
-    cluster.kill("prefill-0")
-    cluster.wait_ready(restarted="prefill-0")
+    assert "instance-0.store.sock" in before and sorted(path.name for path in Path(run_dir).glob("*.sock")) == before
+    cluster.kill("instance-0")
+    cluster.wait_ready(restarted="instance-0")
 
 
 def test_killing_the_supervisor_takes_everything_with_it(cluster: Cluster) -> None:
@@ -128,8 +129,8 @@ def test_sigterm_in_the_middle_of_the_start_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("arena_bytes", "limit_bytes", "process", "said"),
     [
-        pytest.param(memory_bytes() // 2, memory_bytes() // 2, "-0-store", "kv.arena_size: no room for an arena of ", id="arenas"),
-        pytest.param(64 << 20, 1 << 30, "-0", "Cannot allocate memory", id="models"),
+        pytest.param(memory_bytes() // 2, memory_bytes() // 2, "-store", "kv.arena_size: no room for an arena of ", id="arenas"),
+        pytest.param(64 << 20, 1 << 30, "", "Cannot allocate memory", id="models"),
     ],
 )
 def test_a_start_for_which_there_is_no_memory_ends_with_what_lacks_it(arena_bytes: int, limit_bytes: int, process: str, said: str) -> None:
@@ -147,7 +148,7 @@ def test_a_start_for_which_there_is_no_memory_ends_with_what_lacks_it(arena_byte
         )
         assert result.returncode == 1, result.stderr
         told = result.stdout + result.stderr
-        assert f"{process} exited with 1 and was not ready once in 2 starts. The end of its log:" in told
+        assert re.search(rf"instance-[01]{process} exited with 1 and was not ready once in 2 starts. The end of its log:", told)
         assert said in told
         assert not [path for path in Path(scratch).rglob("*") if not path.is_dir()]
         assert not [each for each in psutil.process_iter(["cmdline"]) if scratch in " ".join(each.info["cmdline"] or ())]

@@ -105,7 +105,8 @@ def test_slots_are_gone_when_the_last_attempt_gives_them_back() -> None:
 def found(
     monkeypatch: pytest.MonkeyPatch, role: str, instance_id: str, cards: int = CARDS, **settings: object
 ) -> list[tuple[int, float, int] | None]:
-    """Of each rank: its card, its share of that, and the most sequences of a recorded step; None on the CPU."""
+    """Of each rank: its card, its share of that, and the most sequences of a recorded step; None on the CPU. With a node of each role,
+    unless it is said otherwise."""
 
     def find(kind: str, number: int, share: float, step_graphs: int) -> tuple[int, float, int]:
         assert number < cards
@@ -114,7 +115,8 @@ def found(
     monkeypatch.setattr(devices, "find", find)
     monkeypatch.setattr(devices, "count_cards", lambda kind: cards)
     info = ModelInfo("", "", "", "", 1, 1, 1, 1, 1, ())
-    arguments = ProcessArguments(load_config(overrides=settings, environ={}), info, Path(), "", instance_id, "")
+    config = load_config(overrides={"prefill": 1, "decode": 1, **settings}, environ={})
+    arguments = ProcessArguments(config, info, Path(), "", instance_id, "")
     return devices_of(arguments, role)  # type: ignore[arg-type, return-value]
 
 

@@ -26,7 +26,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
 
 
 def test_options_that_were_not_given_change_nothing() -> None:
-    assert load_config(overrides={"prefill": None}, environ={}).prefill == 1
+    assert load_config(overrides={"instances": None}, environ={}).instances == 2
 
 
 def test_a_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Cluster:
-    """`with Cluster(prefill=2, kv={"block_tokens": 32}) as cluster:` – the arguments are those of the configuration file.
+    """`with Cluster(prefill=2, kv={"block_tokens": 32}) as cluster:` – the arguments are those of the configuration file. Without
+    `instances` there is a node of each role at least, unless it is said to be none.
 
     Ready when entered; gone, with everything it made, when left.
     """
@@ -56,7 +57,8 @@ class Cluster:
         port, grpc_port = self._ports.numbers
         server = {"port": port, "grpc_port": grpc_port, **settings.get("server", {})}
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
-        self._settings = {**settings, "server": server}
+        split = {} if "instances" in settings else {"prefill": 1, "decode": 1}
+        self._settings = {**split, **settings, "server": server}
         self._process: subprocess.Popen[bytes] | None = None
         self._names: frozenset[str] = frozenset()
         self._before: dict[str, int] = {}

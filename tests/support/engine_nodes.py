@@ -49,7 +49,8 @@ class EngineNodes:
         self._run_dir = run_dir
         self._make_transport = make_transport
         self._valkey = new_valkey()
-        settings = {"model": str(model), "dtype": "float32", "device": "cpu", "profile": TINY_PROFILE, **settings}
+        split = {} if "instances" in settings else {"prefill": 1, "decode": 1}
+        settings = {"model": str(model), "dtype": "float32", "device": "cpu", "profile": TINY_PROFILE, **split, **settings}
         self.info = describe(settings["model"])
         self._settings = settings
         self.stores: dict[str, Store] = {}

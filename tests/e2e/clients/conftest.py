@@ -10,5 +10,5 @@ from tests.support.cluster import Cluster
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """As `springtide up` without options: every client of this directory talks to the same one."""
-    with Cluster() as cluster:
+    with Cluster(instances=2) as cluster:
         yield cluster
