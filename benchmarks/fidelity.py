@@ -6,6 +6,8 @@ slow each other down, is learnt from a cluster of 1 prefill and 1 decode node at
 chance hardly meet, and how much a pass slows the steps beside it could not be told. The simulator is then held to what it has not seen:
 clusters of other shapes, and rates up to where requests pile up.
 
+The cluster guesses no tokens (`decode_node.speculation`): simulated ones mean nothing, so that there is nothing to guess by.
+
 `make bench-fidelity ARGS="--turns 1 --rates 2"` is a shorter look; results are written by whole runs only.
 """
 
@@ -200,7 +202,8 @@ class Observations:
         for place, shape in enumerate(shapes):
             console.print(f"turn {number + 1}: {shape}")
             seed = 100 * (number * len(shapes) + place)
-            with Cluster(prefill=shape.prefill, decode=shape.decode, conductor={"admission": "baseline"}, slo=slo) as cluster:
+            settings = {"conductor": {"admission": "baseline"}, "decode_node": {"speculation": "off"}, "slo": slo}
+            with Cluster(prefill=shape.prefill, decode=shape.decode, **settings) as cluster:
                 see(cluster, workload(1.0, seed, WARM_UP_REQUESTS), seed)
                 if shape == FITTED:
                     self.lone.append(see(cluster, alone(seed + 1), seed + 1, at_once=False))

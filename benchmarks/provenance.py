@@ -44,6 +44,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "serve": (*_CLUSTER, "simulator"),
     "setup": (*_CLUSTER, "tests", "Makefile", "pyproject.toml", "constraints.txt"),
     "simulator": _CORES,
+    "speculation": _CLUSTER,
     "structured": _CLUSTER,
     "ssd": ("springtide", "kvstore"),
     "tracing": _CLUSTER,

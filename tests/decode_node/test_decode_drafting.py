@@ -6,23 +6,34 @@ import random
 import tracemalloc
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decode_node.core import drafting
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, RunStep
+from decode_node.core.actions import Action, RunStep, StepRow
 from decode_node.core.drafting import GRAM, MOST_DRAFTED, MOST_OF_PROMPT, Guessing, PromptLookup
 from decode_node.core.scheduling import drafts
+from decode_node.server.steps import StepRunner
+from engine.batch import SamplingRow
+from engine.formats.files import describe
+from engine.loader import load_model
+from engine.runner import ModelRunner
+from engine.sampling.sampler import Draw
 from springtide.blocks import block_keys
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.outputs import Failure, FailureCode, Finish, SampledToken
+from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Release
 from tests.support.decode_core import Node, only, outputs, start
+from tests.support.models import make_tiny_llama
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE
 
+NO_MORE = Failure(FailureCode.INVALID, "nothing can follow")
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
@@ -65,6 +76,11 @@ def test_many_new_tokens_are_taken_in_as_one_by_one() -> None:
         one_by_one._back = 0
         drafted = one_by_one.draft(5)
     assert at_once.draft(5) == drafted and len(drafted) == 5
+
+
+def test_what_was_never_there_is_not_guessed_whatever_its_hash() -> None:
+    prompt = range(1000)
+    assert not any(PromptLookup(prompt, [first, first], 1).draft(4) for first in range(999))
 
 
 def test_a_long_prompt_takes_bounded_memory_and_its_end_is_looked_through() -> None:
@@ -143,6 +159,51 @@ def test_in_idle_capacity_nobody_guesses_beside_others() -> None:
     cost = DecodeCost(10.0, 0.1, 0.0)
     own, idle = node.core._holders
     assert drafts([own, idle], cost, 8, 8) == [5, 0] and drafts([idle], cost, 8, 8) == [6]
+
+
+# ---- on the model's thread ----
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    info = describe(str(make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=64)))
+    spec = info.kv_spec("float32", 48)
+    return ModelRunner(load_model(info, "float32"), spec, np.zeros(2 * spec.bytes_per_slot, np.uint8), 2)
+
+
+def test_guesses_end_where_the_output_does_and_of_what_has_ended_nothing_is_computed(runner: ModelRunner) -> None:
+    """Beyond that the context may be at its end, where its slots are not. Two steps are launched before the tokens of either are known."""
+
+    def counting(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        return [SampledToken(20 + len(row.output_ids) % 5) for row in rows]
+
+    prompt, output = [20, 21, 22, 23, 24] * 11, [20, 21]
+    params = SamplingParams(temperature=0.0, max_tokens=10)
+    lookup, steps = PromptLookup(prompt, output, 10), StepRunner(runner, counting)
+    run = [
+        RunStep(number, (StepRow(AttemptId("a"), 56 + number, (0, 1), SamplingRow(params, prompt, output), output, 8, lookup),))
+        for number in range(2)
+    ]
+    first, second = (steps.run(one) for one in run)
+    assert isinstance(first, ev.StepDone) and first.drafted == [7]
+    assert [[token.token_id for token in sampled] for sampled in first.sampled] == [[22, 23, 24, 20, 21, 22, 23, 24]]
+    assert isinstance(second, ev.StepDone) and (second.sampled, second.drafted) == ([[]], ())
+    assert len(output) == 10
+
+
+def test_what_no_token_can_follow_fails_when_nothing_comes_before_that(runner: ModelRunner) -> None:
+    def none_after(count: int) -> Draw:
+        def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | Failure]:
+            return [SampledToken(20 + len(row.output_ids) % 2) if len(row.output_ids) < count else NO_MORE for row in rows]
+
+        return draw
+
+    prompt, output = [20, 21] * 5, [20]
+    sampling = SamplingRow(SamplingParams(max_tokens=30), prompt, output)
+    row = StepRow(AttemptId("a"), 10, (0,), sampling, output, 8, PromptLookup(prompt, output, 30))
+    for expected in ([SampledToken(21), SampledToken(20)], NO_MORE):
+        done = StepRunner(runner, none_after(3)).run(RunStep(0, (row,)))
+        assert isinstance(done, ev.StepDone) and done.sampled == [expected]
 
 
 # ---- in the core ----

@@ -86,6 +86,17 @@ def test_answers_are_the_same_in_a_batch(cluster: Cluster, engine: Engine) -> No
     assert answers == [engine(prompt, 60) for prompt in prompts]
 
 
+def test_what_is_guessed_of_texts_that_repeat_themselves_changes_nothing(cluster: Cluster, engine: Engine) -> None:
+    def accepted() -> float:
+        return sum(cluster.metric(name, "vllm:spec_decode_num_accepted_tokens_total") for name in ("decode-0", "decode-1"))
+
+    before, prompts = accepted(), [random_prompt(seed=200 + number, length=40) * 5 for number in range(3)]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: ask(cluster, prompt, 60).token_ids, prompts))
+    assert answers == [engine(prompt, 60) for prompt in prompts]
+    assert accepted() > before + 30
+
+
 @pytest.mark.parametrize("part", ["engine", "store"])
 @pytest.mark.timeout(400)  # an oracle with one thread
 def test_answers_are_the_same_after_a_move_to_another_node(cluster: Cluster, engine: Engine, part: str) -> None:

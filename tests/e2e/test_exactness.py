@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from springtide.rpc import common_pb2
@@ -43,6 +44,21 @@ def test_cold_and_cached_answers_equal_transformers(cluster: Cluster, reference:
 
     assert cold.token_ids == wanted and cold.cached_tokens == 0
     assert cached.token_ids == wanted and cached.cached_tokens == (length - 1) // 64 * 64
+
+
+def test_what_is_guessed_of_a_text_that_repeats_itself_changes_nothing(cluster: Cluster, reference: Reference) -> None:
+    """Nor does a stop string that comes among tokens that were guessed, and right."""
+    accepted = "vllm:spec_decode_num_accepted_tokens_total"
+    before, prompt = cluster.metric("decode-0", accepted), random_prompt(seed=3, length=30) * 4
+    whole = ask(cluster, prompt, 80)
+    assert whole.token_ids == reference.greedy(prompt, 80)
+    assert cluster.metric("decode-0", accepted) > before + 10
+    stop = whole.text[len(whole.text) // 2 :][:12]
+    at = whole.text.index(stop)
+    body = {"model": cluster.model, "prompt": prompt, "max_tokens": 80, "temperature": 0, "ignore_eos": True, "stop": stop}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (whole.text[:at], "stop")
+    assert answer["usage"]["completion_tokens"] < 80
 
 
 def test_a_prefix_that_lies_on_another_node_gives_the_same_answer(cluster: Cluster, reference: Reference) -> None:

@@ -12,12 +12,13 @@ import pytest
 from engine.runner import ModelRunner
 from springtide.protocol import wire
 from springtide.protocol.outputs import FailureCode, Finish
-from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.rpc import node_pb2
 from tests.support.engine_nodes import DirectEngine, EngineNodes
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
 from tests.support.scores import assert_scores_are_those_of
+from tests.support.waiting import until
 
 KV = {"block_tokens": 16, "arena_size": "8MiB", "layer_group_size": 4 << 10}
 CHUNKS = {"chunk_tokens": 48}
@@ -95,10 +96,13 @@ async def test_a_prompt_that_stays_takes_its_prefix_from_another_store(tmp_path:
 
 
 async def test_prompts_are_scored_beside_what_runs(tmp_path: Path, model: Path) -> None:
+    """With all the tokens that are guessed of it: always the same one comes."""
     reference = Reference.from_directory(model)
     async with EngineNodes(tmp_path, model, prefill=0, decode=0, instances=1, kv=KV, prefill_node=CHUNKS) as nodes:
         on = (f"{HERE}.prefill", HERE)
-        running = await nodes.gateway.start(prompt(30), replace(GREEDY, max_tokens=1000), on=on, inlined=True)
+        always = replace(GREEDY, max_tokens=3000, logit_bias=LogitBias.of({50: 80.0}))
+        running = await nodes.gateway.start(prompt(30), always, on=on, inlined=True)
+        await until(lambda: len(nodes.gateway.outcomes[running].token_ids) > 100)
         for length, max_tokens in ((1, 4), (17, 1), (130, 4)):
             params = replace(GREEDY, prompt_logprobs=5, max_tokens=max_tokens)
             outcome = await nodes.gateway.run(prompt(length), params, on=on, inlined=True)
