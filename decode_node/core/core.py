@@ -22,6 +22,7 @@ from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, ComputePrompt, RunStep
 from decode_node.core.attempt import DecodeAttempt
+from decode_node.core.drafting import GuessPrice
 from decode_node.core.in_flight import LoadsInFlight, StepInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
 from decode_node.core.slot_holders import SlotHolders
@@ -69,7 +70,7 @@ class ForeseenStep(NamedTuple):
     """Of all its sequences, where the device has pages for so many only."""
     idle: bool
     unguessed_ms: float = 0.0
-    """What it takes less for each of the tokens that might have been guessed, and were not."""
+    """What it is predicted to take less for each of the tokens that might have been guessed, and were not."""
     most_drafted: int = 0
 
 
@@ -122,6 +123,7 @@ class DecodeCore:
         self._room_awaited_until = float("-inf")
         """Slots were taken from an attempt that a peer may still be writing, or from one in idle capacity: until they are here, or then,
         nobody else gives way."""
+        self._guess_price = GuessPrice()
         self._disturbance = Disturbance(settings.idle_slowdown)
         self._idle_turns = IdleTurns()
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -176,7 +178,8 @@ class DecodeCore:
         return actions
 
     def launch(self, now: float, others_wait: bool = False) -> RunStep | None:
-        """Begins a step, if there is room for one and something to run. `others_wait`: there is work here that is not in idle capacity."""
+        """Begins a step, if there is room for one and something to run. `others_wait`: there are prompts here, not in idle capacity. They
+        are computed with the step, and have all that it leaves of the objectives: nothing is guessed then."""
         settings, turns = self._settings, self._idle_turns
         turns.look(any(attempt.phase == "running" for attempt in self._holders.idle), now)
         if self._claims.num_slots is None or len(self._steps) >= (2 if settings.overlap else 1):
@@ -186,7 +189,8 @@ class DecodeCore:
         # Who comes now is not to wait for more than one step of those that have time. They come last in a batch.
         if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
             return None
-        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, settings.most_drafted, settings.block_tokens))
+        most = 0 if others_wait or self._guess_price.compares else settings.most_drafted
+        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens))
 
     def foreseen(self) -> ForeseenStep:
         """What is known beforehand of the step that was launched last."""
@@ -200,10 +204,12 @@ class DecodeCore:
 
     def _foresee(self, attempts: Sequence[DecodeAttempt], most_drafted: int = 0) -> ForeseenStep:
         objectives = [attempt.tbt_slo_ms for attempt in attempts if attempt.tbt_slo_ms > 0]
-        predicted_ms = self.cost.predict_ms(len(attempts) + most_drafted, sum(attempt.context_tokens for attempt in attempts))
+        without_ms = self.cost.predict_ms(len(attempts), sum(attempt.context_tokens for attempt in attempts))
+        guess_ms = self._guess_price.row_ms(self.cost, without_ms)
         slots = [slot for attempt in attempts for slot in attempt.slots] if self._claims.pages is not None else ()
         objective_ms = min(objectives, default=math.inf)
-        return ForeseenStep(predicted_ms, objective_ms, slots, attempts[0].idle, self.cost.per_sequence_ms, most_drafted)
+        predicted_ms = without_ms + most_drafted * guess_ms
+        return ForeseenStep(predicted_ms, objective_ms, slots, attempts[0].idle, guess_ms, most_drafted)
 
     @property
     def has_runnable(self) -> bool:
@@ -703,21 +709,24 @@ class DecodeCore:
             SendUpdate(session, DecodeUpdate(tuple(outputs), times=tuple(times))) for session, (outputs, times) in told.items()
         ]
         if isinstance(event, ev.StepDone):
-            self._recent_ms.append(event.elapsed_ms)
+            self._recent_ms.append(event.between_tokens_ms)
         if isinstance(event, ev.StepDone) and not event.shared:
             self._observe(ended, event, now)
 
     def _observe(self, ended: StepInFlight, done: ev.StepDone, now: float) -> None:
-        """The step took so long, with nothing but its sequences in it."""
+        """The step took so long, with nothing but its sequences in it. With guesses, that tells what these take, and nothing else."""
         counts = [1 if isinstance(tokens, Failure) else len(tokens) for tokens in done.sampled]
         batch = sum(count > 0 for count in counts)
         if not batch:
             return
-        rows, context = batch + sum(done.drafted), ended.run.context_tokens
-        if not done.drafted:
-            context += batch * (max(counts) - 1) // 2
-        self._calibration.observe(rows, context, done.elapsed_ms, now)
-        predicted_ms = self._settings.cost.predict_ms(rows, context)
+        context, drafted = ended.run.context_tokens, sum(done.drafted)
+        if drafted:
+            self._guess_price.observe(drafted, done.elapsed_ms - self.cost.predict_ms(batch, context))
+            return
+        self._guess_price.unguessed()
+        context += batch * (max(counts) - 1) // 2
+        self._calibration.observe(batch, context, done.elapsed_ms, now)
+        predicted_ms = self._settings.cost.predict_ms(batch, context)
         if not ended.idle and predicted_ms > 0:
             self._disturbance.observe(done.elapsed_ms / predicted_ms, done.beside_idle, now)
 

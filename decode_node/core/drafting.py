@@ -7,9 +7,13 @@ Nothing that is done for a step grows with the context, and what is kept of a se
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
+
+from springtide.cost import DecodeCost
 
 GRAM = 2
 """So many of its last tokens a sequence must have had before."""
@@ -22,8 +26,13 @@ _FEW = 32
 """New tokens that are taken in one by one sooner than together."""
 MOST_DRAFTED = 8
 _GAIN = 0.3
-_FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.01, 0.98
+_FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.005, 0.98
 _STEPS_TO_PROBE = 32
+_LEAST_PRICE = 0.01
+"""Of a step's time: a guess is never free, whatever was fitted or measured. It is above _LEAST_RATE, so that who is never right
+comes to guess nothing."""
+_WINDOW, _ENOUGH = 16, 4
+_STEPS_TO_COMPARE, _STEPS_TO_RETRY = 32, 256
 
 
 class PromptLookup:
@@ -109,12 +118,43 @@ class Guessing:
             self._rate = min(max(self._rate + _GAIN * (right - self._rate), _LEAST_RATE), _MOST_RATE)
 
     def length(self, most: int, price: float) -> int:
-        """At most so many, as far as the last one is right more often than `price`, in tokens that one more row of the step would be.
-        Where none is, one now and then: the text may repeat itself from here on."""
+        """At most so many, as far as the last one is right more often than `price`, above 0, in tokens that one more row of the step would
+        be. Where none is, one now and then: the text may repeat itself from here on."""
         if price >= 1:
             return 0
-        wanted = min(most, int(math.log(price) / math.log(self._rate))) if price > 0 else most
+        wanted = min(most, int(math.log(price) / math.log(self._rate)))
         if wanted == 0:
             self._without += 1
             return int(self._without > _STEPS_TO_PROBE)
         return wanted
+
+
+class GuessPrice:
+    """What each guess lengthens a step by, as steps with guesses lately took; before there are some, what one more sequence does."""
+
+    def __init__(self) -> None:
+        self._extras_ms: deque[float] = deque(maxlen=_WINDOW)
+        self._with, self._without = 0, 0
+        """Steps with guesses since the last one without any, and the other way round."""
+
+    def observe(self, drafted: int, extra_ms: float) -> None:
+        """A step with so many guesses has taken so much longer than was predicted of it without them."""
+        self._extras_ms.append(extra_ms / drafted)
+        self._with, self._without = self._with + 1, 0
+
+    def unguessed(self) -> None:
+        """A step had none. Where that goes on, they may be too dear: then they are tried once more, by what they cost at first."""
+        self._with, self._without = 0, self._without + 1
+        if self._without % _STEPS_TO_RETRY == 0:
+            while len(self._extras_ms) >= _ENOUGH:
+                self._extras_ms.popleft()
+
+    @property
+    def compares(self) -> bool:
+        """Whether the next step is to have none: only such ones show what a step takes without them."""
+        return self._with >= _STEPS_TO_COMPARE
+
+    def row_ms(self, cost: DecodeCost, predicted_ms: float) -> float:
+        """Of a step that is predicted to take so long without any."""
+        row_ms = median(self._extras_ms) if len(self._extras_ms) >= _ENOUGH else cost.per_sequence_ms
+        return max(row_ms, _LEAST_PRICE * predicted_ms)

@@ -28,6 +28,12 @@ class StepDone:
     shared: bool = False
     """Chunks of prompts were computed with it: what it took says nothing of it alone."""
 
+    @property
+    def between_tokens_ms(self) -> float:
+        """Of its sequences, in the mean: of a step with guesses they have several tokens."""
+        counts = [len(tokens) for tokens in self.sampled if not isinstance(tokens, Failure) and tokens]
+        return self.elapsed_ms * len(counts) / sum(counts) if self.drafted and counts else self.elapsed_ms
+
 
 @value_class(frozen=True, slots=True)
 class StepFailed:

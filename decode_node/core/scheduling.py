@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from decode_node.core.attempt import DecodeAttempt
+from decode_node.core.drafting import GuessPrice
 from node_runtime.slot_claims import within_pages
 from springtide.cost import IDLE_STEP_SHARE, DecodeCost, most_with_idle_ms
 
@@ -57,18 +58,18 @@ def _idle_ones(
     return chosen
 
 
-def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, most: int, block_tokens: int) -> list[int]:
+def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, most: int, block_tokens: int) -> list[int]:
     """How many tokens may be guessed of each of a step's sequences, at most `most`. A step that does so gives the more tokens in its time,
     within the objectives of all who are in it; in idle capacity nobody guesses at others' cost."""
     size, drafted = len(batch), [0] * len(batch)
     predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch)) if most else 0.0
-    row_ms = cost.per_sequence_ms
+    row_ms = price.row_ms(cost, predicted_ms)
     if predicted_ms <= size * row_ms:
         return drafted
     objectives = [attempt.tbt_slo_ms for attempt in batch if attempt.tbt_slo_ms > 0]
     idle = batch[0].idle
     left, share = most * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
-    if row_ms > 0 and objectives:
+    if objectives:
         left = max(0, int((share * min(objectives) - predicted_ms) / row_ms))
     for i, attempt in enumerate(batch):
         if not left or attempt.idle != idle:

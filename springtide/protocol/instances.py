@@ -65,7 +65,7 @@ class Load:
     queue_ms: float = 0.0
     """Prefill: predicted time until everything accepted is computed."""
     step_ms: float = 0.0
-    """Decode: median of the recent steps."""
+    """Decode: between two tokens of a sequence, median of the recent steps."""
     slots_total: int = 0
     slots_available: int = 0
     max_batch: int = 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from decode_node.core import drafting
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, RunStep, StepRow
-from decode_node.core.drafting import GRAM, MOST_DRAFTED, MOST_OF_PROMPT, Guessing, PromptLookup
+from decode_node.core.drafting import GRAM, MOST_DRAFTED, MOST_OF_PROMPT, Guessing, GuessPrice, PromptLookup
 from decode_node.core.scheduling import drafts
 from decode_node.server.steps import StepRunner
 from engine.batch import SamplingRow
@@ -121,7 +121,7 @@ def test_who_is_always_right_soon_guesses_as_many_as_may_be_and_no_more_when_wro
 
 
 def test_the_dearer_a_row_the_fewer_are_guessed_and_none_that_costs_what_a_token_does() -> None:
-    lengths = [Guessing().length(MOST_DRAFTED, price) for price in (0.0, 0.01, 0.1, 0.4, 0.6, 1.0, 2.0)]
+    lengths = [Guessing().length(MOST_DRAFTED, price) for price in (0.001, 0.01, 0.1, 0.4, 0.6, 1.0, 2.0)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == MOST_DRAFTED and lengths[-3:] == [0, 0, 0]
     never = Guessing()
     assert not any(never.length(MOST_DRAFTED, 1.0) for _ in range(200)), "not even now and then"
@@ -136,7 +136,7 @@ def guessed(cost: DecodeCost, batch: int, *, tbt_slo_ms: float = 0.0, most: int 
         node.join(start(f"a{i}", 10, tbt_slo_ms=tbt_slo_ms if i == batch - 1 else 0.0))
     running = list(node.core._holders)
     assert len(running) == batch
-    return drafts(running, cost, most, block_tokens=8)
+    return drafts(running, cost, GuessPrice(), most, block_tokens=8)
 
 
 def test_where_memory_is_waited_for_guesses_pay_and_where_it_is_not_they_do_not() -> None:
@@ -158,7 +158,8 @@ def test_in_idle_capacity_nobody_guesses_beside_others() -> None:
     node.join(start("b", 10, idle=True))
     cost = DecodeCost(10.0, 0.1, 0.0)
     own, idle = node.core._holders
-    assert drafts([own, idle], cost, 8, 8) == [5, 0] and drafts([idle], cost, 8, 8) == [6]
+    price = GuessPrice()
+    assert drafts([own, idle], cost, price, 8, 8) == [5, 0] and drafts([idle], cost, price, 8, 8) == [6]
 
 
 # ---- on the model's thread ----
@@ -255,16 +256,3 @@ def test_an_end_among_guesses_that_are_right_ends_the_output_there() -> None:
     (output,) = outputs(actions)
     assert output.tokens == () and output.finish is Finish.STOP and only(actions, Release) == []
     assert node.tell(ev.StepDone(second.step_id, [()], 0.1)) == [Release(AttemptId("a"))], "nothing is computed of it any more"
-
-
-def test_what_steps_with_guesses_take_is_no_other_cost_of_sequences() -> None:
-    """They take what is predicted of so many rows."""
-    node = Node(1000, most_drafted=4)
-    (run,) = only(node.join(start("a", 10, max_tokens=900)), RunStep)
-    for _ in range(100):
-        drafted = run.rows[0].most_drafted
-        run.rows[0].output_ids.extend([5] * (1 + drafted))
-        elapsed_ms = 2 + drafted + 0.01 * run.context_tokens
-        (run,) = only(node.tell(ev.StepDone(run.step_id, [[SampledToken(5)] * (1 + drafted)], elapsed_ms, drafted=[drafted])), RunStep)
-    assert run.rows[0].most_drafted == 4
-    assert node.core.cost.per_sequence_ms == pytest.approx(1.0, rel=0.05)

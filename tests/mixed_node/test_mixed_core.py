@@ -42,8 +42,8 @@ def only(actions: list[Action], kind: type) -> list:  # type: ignore[type-arg]
 class Engine:
     """A connected core over a store that answers at once."""
 
-    def __init__(self, *, overlap: bool = False, num_slots: int = 100, pages: int | None = None) -> None:
-        self.core = new_core(overlap)
+    def __init__(self, *, overlap: bool = False, num_slots: int = 100, pages: int | None = None, most_drafted: int = 0) -> None:
+        self.core = new_core(overlap, most_drafted)
         self.now = 0.0
         self.free = list(range(num_slots))
         self.local_blocks = 0
@@ -301,6 +301,21 @@ def test_prompts_are_predicted_to_take_longer_while_sequences_run() -> None:
     assert beside.prefill_cost is not None
     spare_ms = OBJECTIVE_SHARE * 3.5 - DECODE_COST.predict_ms(1, 6)
     assert beside.prefill_cost.per_token_ms == pytest.approx(PREFILL_COST.per_token_ms * (1 + DECODE_COST.predict_ms(1, 6) / spare_ms))
+
+
+def test_nothing_is_guessed_in_a_step_with_which_a_prompt_is_computed() -> None:
+    """Its chunk has all that the step leaves of the objective, as is told of it."""
+    engine = Engine(most_drafted=8)
+    alone = launched(engine.decoding("old", tbt_slo_ms=6.0))
+    assert alone.step is not None and alone.step.most_drafted > 0
+    engine.tell(others("new", 60))
+    load = engine.core.prefill_load(NUM_SLOTS, NUM_SLOTS)
+    mixed, chunks = launched(engine.ends(alone)), 0
+    while mixed.run is not None:
+        assert mixed.step is not None and mixed.step.most_drafted == 0
+        chunks, mixed = chunks + 1, launched(engine.ends(mixed))
+    assert chunks > 1 and load.slowed_by > 0
+    assert mixed.step is not None and mixed.step.most_drafted > 0
 
 
 def test_what_steps_took_has_their_chunks_in_it_and_what_outputs_cost_has_not() -> None:

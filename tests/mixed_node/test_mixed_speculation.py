@@ -13,6 +13,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
+from decode_node.core import drafting
 from engine.backends import choice as backends
 from engine.formats.files import read_config
 from node_runtime.metrics import ACCEPTED_TOKENS, DRAFT_TOKENS
@@ -80,6 +81,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def price_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model so small takes no time for guesses to save: by what they take here there are few."""
+    monkeypatch.setattr(drafting, "_ENOUGH", 1_000_000)
+
+
 def prompt(length: int) -> list[int]:
     return random_prompt(length, length, 10, 250)
 
@@ -136,7 +143,7 @@ async def test_the_tokens_are_those_without_guesses_and_of_the_model_alone(tmp_p
     before = counted()
     outcomes, alone = await everything(tmp_path, model, "auto", decode_node={"overlap": overlap, "max_batch": 12})
     drafted, accepted = (now - then for now, then in zip(counted(), before, strict=True))
-    assert drafted > 500 and accepted > 200, "tokens have been guessed, and some of them right"
+    assert drafted > 300 and accepted > 100, "tokens have been guessed, and some of them right"
     for name, tokens in alone.items():
         assert outcomes[name].token_ids == tokens, name
     before = counted()
@@ -148,7 +155,9 @@ async def test_the_tokens_are_those_without_guesses_and_of_the_model_alone(tmp_p
 
 @pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX2")
 async def test_in_bfloat16_too_to_the_last_bit(tmp_path: Path, model: Path) -> None:
+    before = counted()
     outcomes, _ = await everything(tmp_path, model, "auto", dtype="bfloat16")
+    assert counted()[1] > before[1] + 100, "tokens have been guessed, and right"
     assert_same(outcomes, (await everything(tmp_path, model, "off", dtype="bfloat16"))[0], 0.0)
 
 
