@@ -79,7 +79,7 @@ def test_streams_that_are_left_free_what_they_held(cluster: Cluster, done: Done)
     seen = done("aborted")
     # Of a stream of 4,000: what the client had read with the third chunk when it aborted, it still hands out.
     assert seen["chunks"] == 3 <= seen["more"] < 100
-    for store in ("prefill-0-store", "decode-0-store"):
+    for store in ("instance-0-store", "instance-1-store"):
         cluster.wait_metric(store, "springtide_store_slots", lambda slots: slots == 0, labels={"state": "in_use"})
 
 

@@ -105,5 +105,5 @@ def test_a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
     with httpx.stream("POST", f"{cluster.url}/v1/completions", json=request, timeout=60) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         assert json.loads(next(lines).removeprefix("data: "))["choices"]
-    for store in ("prefill-0-store", "decode-0-store"):
+    for store in ("instance-0-store", "instance-1-store"):
         cluster.wait_metric(store, "springtide_store_slots", lambda slots: slots == 0, labels={"state": "in_use"})
