@@ -149,7 +149,7 @@ class _Spans:
             if attempt.asked_at - until > _LEAST_WAIT_S:
                 self._add("wait", self._trace.context.span_id, until, attempt.asked_at, several)
             before = self._attempt(number, attempt, generation, before, several)
-            until = attempt.ended_at if attempt.ended_at is not None else until
+            until = max(until, attempt.ended_at or until)  # one that was to take the place of another may have ended before it
         if generation.ended_at is not None and generation.ended_at - until > _LEAST_WAIT_S:
             self._add("wait", self._trace.context.span_id, until, generation.ended_at, several)
 

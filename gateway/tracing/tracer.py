@@ -15,6 +15,7 @@ from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import HandedOver, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Schedule
+from springtide.protocol.starts import Request
 from springtide.protocol.timings import DecodeTimes
 from springtide.trace_context import TRACE_IDS, TraceContext, is_chosen, new_span_id, new_trace_id, parsed
 
@@ -190,7 +191,9 @@ class Tracer:
             case Schedule():
                 if (found := self._generations.get(action.request_id)) is not None:
                     self._asked(found[1], action, now)
-            case ev.StartAtDecode(_, start):
+            case ev.StartAtDecode(_, start, successor):
+                if successor and start.request.attempt_id not in self._attempts:
+                    self._again(start.request, now)
                 self._started(start.request.attempt_id, Role.DECODE, now)
             case ev.StartAtPrefill(_, start):
                 self._started(start.request.attempt_id, Role.PREFILL, now)
@@ -200,10 +203,24 @@ class Tracer:
                     attempt.ended_at = now
                     if progress.phase is Phase.FAILED:
                         attempt.failure, attempt.culprit, attempt.full = action.why or "failed", action.culprit, action.full
+            case ev.MoveGivenUp(request_id):
+                if (found := self._generations.get(request_id)) is not None and not found[1].attempts[-1].placed:
+                    self._attempts.pop(found[1].attempts.pop().attempt_id, None)
             case ev.Terminal(request_id, reply):
                 self._terminated(request_id, reply, now)
             case _:
                 pass
+
+    def _again(self, request: Request, now: float) -> None:
+        """Another successor begins where the one before it was placed."""
+        found = self._generations.get(request.request_id)
+        if found is None or not found[1].attempts:
+            return
+        attempt = AttemptTrace(
+            request.attempt_id, now, len(request.token_ids), answered_at=now, assignment=found[1].attempts[-1].assignment
+        )
+        self._attempts[request.attempt_id] = attempt
+        self._add(found[1], attempt)
 
     def _asked(self, generation: GenerationTrace, asked: Schedule, now: float) -> None:
         attempts = generation.attempts
@@ -216,6 +233,10 @@ class Tracer:
             return
         attempt = AttemptTrace(asked.attempt_id, now, asked.num_tokens)
         self._attempts[asked.attempt_id] = attempt
+        self._add(generation, attempt)
+
+    def _add(self, generation: GenerationTrace, attempt: AttemptTrace) -> None:
+        attempts = generation.attempts
         attempts.append(attempt)
         if len(attempts) > MOST_ATTEMPTS:
             self._attempts.pop(attempts.pop(MOST_ATTEMPTS // 2).attempt_id, None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from gateway_world import assignment, generation, new_core
+from gateway_world import assignment, generation, instance, new_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,9 +31,10 @@ CLIENT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", Tr
 
 
 class Watched:
-    """One request with max_tokens 4, by hand. Times are in seconds after it came."""
+    """One request with max_tokens 4, unless more are given, by hand. Times are in seconds after it came."""
 
-    def __init__(self, *, ratio: float = 1.0, traceparent: str = "", idle: bool = False) -> None:
+    def __init__(self, *, ratio: float = 1.0, traceparent: str = "", idle: bool = False, tokens: int = 4) -> None:
+        self.tokens = tokens
         self.kept: list[tuple[RequestTrace, Kept]] = []
         self.num_left_out = 0
         self.tracer = Tracer(Sampling(ratio, Objectives(ttft_s=5.0, tbt_s=1.0)), lambda *kept: self.kept.append(kept), self._left_out)
@@ -41,7 +42,7 @@ class Watched:
         self.now = 100.0
         self.trace = self.tracer.begin("r0", traceparent, "/v1/chat/completions", "chat", self.now, 1_700_000_000_000_000_000)
         self.trace.tell("tiny", True, 3, 1)
-        own = replace(generation(0, 4), traceparent=self.trace.header, terms=Terms(idle=idle))
+        own = replace(generation(0, tokens), traceparent=self.trace.header, terms=Terms(idle=idle))
         self.at(0.1, ev.Arrived(own))
 
     def _left_out(self) -> None:
@@ -61,7 +62,7 @@ class Watched:
         return PrefillDone(output, 2, remote_tokens=1, queue_ms=100.0, compute_ms=300.0, fetch_ms=200.0, fetch_wait_ms=50.0, times=times)
 
     def token(self, position: int, attempt_id: AttemptId = FIRST) -> TokenOutput:
-        return TokenOutput(attempt_id, position, (SampledToken(7),), Finish.LENGTH if position == 3 else None)
+        return TokenOutput(attempt_id, position, (SampledToken(7),), Finish.LENGTH if position == self.tokens - 1 else None)
 
     def end(self, after_s: float, status: str = "200") -> None:
         """The exchange ends, and the trace is looked at when nothing more is waited for."""
@@ -417,3 +418,60 @@ def test_the_log_finds_the_trace_of_a_request_of_its_choices_and_of_their_attemp
     known.note("c", "nonsense")
     assert [known.of("a"), known.of("a/1"), known.of_attempt("a.3"), known.of_attempt("a/1.2")] == [CLIENT.trace_id] * 4
     assert known.of("old") is None and known.of("c") is None
+
+
+# ---- requests that move ----
+
+
+def moving(watched: Watched) -> None:
+    """At 1.2 s its successor begins at d1, with two tokens of output."""
+    watched.at(0.2, assignment(FIRST))
+    watched.at(1.0, watched.first_token(), watched.token(1))
+    watched.at(1.1, ev.MovesWanted((FIRST,)))
+    watched.at(1.2, assignment(SECOND, instance("d1"), instance("d1")))
+
+
+def done(attempt_id: AttemptId, position: int) -> PrefillDone:
+    return PrefillDone(TokenOutput(attempt_id, position, (SampledToken(7),)), 2)
+
+
+def test_a_request_that_moves_has_both_attempts_and_waits_for_nothing() -> None:
+    watched = Watched()
+    moving(watched)
+    watched.at(1.3, done(SECOND, 2))
+    watched.at(1.5, watched.token(3, SECOND))
+    watched.end(1.5)
+    (trace, why), spans = watched.kept[0], watched.spans()
+    assert why is Kept.SAMPLED and [attempt.attempt_id for attempt in trace.generations[0].attempts] == [FIRST, SECOND]
+    assert [(span.begin, span.end) for span in named(spans, "attempt")] == [(100.1, 101.3), (101.1, 101.5)]
+    assert not named(spans, "wait")
+
+
+def test_a_move_that_is_refused_leaves_nothing_in_the_trace() -> None:
+    watched = Watched()
+    watched.at(0.2, assignment(FIRST))
+    watched.at(1.0, watched.first_token(), watched.token(1))
+    watched.at(1.1, ev.MovesWanted((FIRST,)))
+    watched.at(1.2, ev.Rejected(SECOND, Rejection(Reason.NO_DECODE, "no other has room", 1.0)))
+    watched.at(1.5, watched.token(2), watched.token(3))
+    watched.end(1.5)
+    assert [attempt.attempt_id for attempt in watched.kept[0][0].generations[0].attempts] == [FIRST]
+
+
+def test_a_successor_that_is_far_behind_and_the_one_after_it_are_there_too_and_no_wait_after_the_last() -> None:
+    watched = Watched(tokens=20)
+    moving(watched)
+    for position in range(2, 12):
+        watched.at(1.2 + position / 100, watched.token(position))
+    watched.at(1.4, done(SECOND, 2))
+    third = AttemptId("r0.3")
+    watched.at(1.5, ev.SessionLost(Role.DECODE, InstanceId("d1"), (third,), connected=True))
+    for position in range(12, 20):
+        watched.at(1.6 + position / 100, watched.token(position))
+    watched.end(1.79)
+    (trace, why), spans = watched.kept[0], watched.spans()
+    assert why is Kept.SAMPLED, "nothing was lost that the request depended on"
+    attempts = trace.generations[0].attempts
+    assert [attempt.attempt_id for attempt in attempts] == [FIRST, SECOND, third]
+    assert attempts[2].placed and attempts[2].num_tokens == 3 + 12
+    assert not named(spans, "wait")
