@@ -186,7 +186,7 @@ def status(
 @app.command()
 def move(
     instance: Annotated[str, typer.Argument(help="a decode node or an instance, by the name that `springtide status` shows")],
-    most: Annotated[int, typer.Option("--most", min=1, help="sequences that are on their way at a time")] = 1,
+    most: Annotated[int, typer.Option("--most", min=1, help="so many of them, a few at a time")] = 1,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",

@@ -344,6 +344,7 @@ def placed(request: Schedule, assignment: Assignment) -> LiveAttempt:
         max_new_tokens=request.max_new_tokens,
         prediction=assignment.prediction,
         output_tokens=request.output_tokens,
+        successor_of=request.successor_of,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from gateway import events as ev
@@ -19,10 +19,10 @@ from gateway.state import AttemptState, Hashing, Limits, Move, Pulse, RequestSta
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
-from springtide.protocol.attempts import LiveAttempt, Phase, Progress
+from springtide.protocol.attempts import NO_ATTEMPT, LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, HandedOver, PrefillDone, TokenOutput
-from springtide.protocol.scheduling import NO_ATTEMPT, Assignment, Reason, Schedule, Terms
+from springtide.protocol.scheduling import Assignment, Reason, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
 from springtide.protocol.timings import DecodeTimes
 
@@ -371,7 +371,7 @@ class GatewayCore:
         state, attempt = running
         moved: list[ev.Action] = []
         if attempt is not state.attempt:
-            moved = self._succeed_if_close(state, attempt, now)
+            moved = self._judge_successor(state, attempt, event.output, now)
             if attempt is not state.attempt:
                 return moved
         if state.scores_prompt and event.prompt_logprobs is None:
@@ -439,6 +439,9 @@ class GatewayCore:
         if output.position > attempt.end or (output.finish is not None and output.end < expected):
             message = f"{attempt.instance_of(side)} sent output position {output.position} where {attempt.end} was due"
             return self._fail(state, attempt, message, [attempt.instance_of(side)], now)
+        if _differs(output, state.tokens):
+            # In some precisions a node rounds as the one before it did not: the text goes on from what has been sent.
+            return self._fail(state, attempt, f"{attempt.instance_of(side)} came to other tokens than those that were sent", [], now)
         attempt.end = max(attempt.end, output.end)
         actions: list[ev.Action] = []
         fresh = output.tokens[expected - output.position :]
@@ -495,8 +498,8 @@ class GatewayCore:
             return self._give_up_move(state, message)
         waited_s = now - attempt.started_at
         actions = self._stop_attempt(state, attempt, Phase.FAILED, why=message, full=True)
-        if self._succeeded(state):
-            return actions
+        if succeeded := self._succeeded(state, attempt):
+            return [*actions, *succeeded]
         state.crowded_out += 1
         state.waiting_since = None  # somebody is there
         pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
@@ -520,7 +523,8 @@ class GatewayCore:
             else:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
                 actions += self._stop_attempt(state, attempt, Phase.FAILED, event.instance_id, message)
-                if not self._succeeded(state):
+                actions += (succeeded := self._succeeded(state, attempt))
+                if not succeeded:
                     state.avoid = _merge(state.avoid, [event.instance_id])
                     actions += self._wait_for_capacity(state, message, now)
         return actions
@@ -532,8 +536,8 @@ class GatewayCore:
         if attempt is not state.attempt:
             return self._give_up_move(state, message)
         actions = self._stop_attempt(state, attempt, Phase.FAILED, next(iter(culprits)) if len(culprits) == 1 else "", message)
-        if self._succeeded(state):
-            return actions
+        if succeeded := self._succeeded(state, attempt):
+            return [*actions, *succeeded]
         state.avoid = _merge(state.avoid, culprits)
         state.waiting_since = None  # somebody was there
         if not attempt.progressed:
@@ -608,40 +612,57 @@ class GatewayCore:
         move.asked = None
         if not assignment.inlined or assignment.decode == state.attempt.assignment.decode:
             state.move = None
-            return [ev.Report(Progress(assignment.attempt_id, Phase.MOVED))]
+            why = "the Conductor has placed it where it cannot go on"
+            return [ev.Report(Progress(assignment.attempt_id, Phase.MOVED)), ev.MoveGivenUp(state.generation.request_id, why)]
         state.keys = self._hashing.keys(state.generation, state.token_ids, state.keys)
         move.successors += 1
         move.attempt, start = self._begin(state, assignment, waits=False, now=now)
         return [ev.StartAtDecode(assignment.decode, start, successor=True)]
 
-    def _succeed_if_close(self, state: RequestState, successor: AttemptState, now: float) -> list[ev.Action]:
-        """Its first token has come: it takes the attempt's place, or another one is to be closer to it."""
+    def _judge_successor(self, state: RequestState, successor: AttemptState, output: TokenOutput, now: float) -> list[ev.Action]:
+        """Its first token has come: it takes the attempt's place, or another one is to be closer to it, or none does."""
         attempt, move, behind = state.attempt, state.move, len(state.tokens) - successor.base
         assert attempt is not None and move is not None
-        if move.is_close(behind):
+        if _differs(output, state.tokens) or (output.finish is not None and behind > 0):
+            return self._give_up_move(state, f"{successor.instance_of(Role.DECODE)} comes to other tokens than were sent")
+        verdict = move.judge(behind)
+        if verdict == "far":
+            return self._give_up_move(state, f"{successor.instance_of(Role.DECODE)} is {behind} tokens behind")
+        if verdict == "close":
             actions = self._stop_attempt(state, attempt, Phase.MOVED)
-            self._succeeded(state)
-            moved = ev.Moved(
-                state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind=behind
-            )
-            return [*actions, moved]
-        actions = self._stop_attempt(state, successor, Phase.MOVED, why=f"it was {behind} tokens behind")
+            self._take_place(state, attempt, successor)
+            return [*actions, self._moved(state, attempt, successor, behind)]
+        *aborts, report = self._stop_attempt(state, successor, Phase.MOVED, why=f"it was {behind} tokens behind")
         state.tries += 1
-        actions += self._start_successor(state, move, replace(successor.assignment, attempt_id=state.attempt_id), now)
+        begun = self._start_successor(state, move, replace(successor.assignment, attempt_id=state.attempt_id), now)
         assert move.attempt is not None
-        return [*actions, ev.TellPlaced(state.live_attempt(move.attempt))]
+        # In this order the Conductor knows that the move goes on.
+        return [*aborts, *begun, ev.TellPlaced(state.live_attempt(move.attempt)), report]
 
-    def _succeeded(self, state: RequestState) -> bool:
-        """Whether a successor runs that takes the place of the attempt, which is over."""
+    def _take_place(self, state: RequestState, attempt: AttemptState, successor: AttemptState) -> None:
+        state.attempt, state.move = successor, None
+        successor.sent_from = len(state.tokens)
+
+    def _moved(self, state: RequestState, attempt: AttemptState, successor: AttemptState, behind: int | None) -> ev.Moved:
+        return ev.Moved(state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind)
+
+    def _succeeded(self, state: RequestState, failed: AttemptState) -> list[ev.Action]:
+        """What is done where a successor runs, which takes the place of the attempt that has failed; nothing where there is none."""
         move, state.move = state.move, None
         if move is None:
-            return False
+            return []
         if move.asked is not None:
             del self._moves[move.asked]
-        state.attempt = move.attempt
-        return state.attempt is not None
+        if move.attempt is None:
+            return []
+        self._take_place(state, failed, move.attempt)
+        return [self._moved(state, failed, move.attempt, None)]
 
     def _give_up_move(self, state: RequestState, why: str) -> list[ev.Action]:
+        actions = self._end_move(state, why)
+        return [*actions, ev.MoveGivenUp(state.generation.request_id, why)]
+
+    def _end_move(self, state: RequestState, why: str) -> list[ev.Action]:
         move = state.move
         if move is None:
             return []
@@ -649,7 +670,7 @@ class GatewayCore:
         if move.asked is not None:
             del self._moves[move.asked]
         state.move = None
-        return [*actions, ev.MoveGivenUp(state.generation.request_id, why)]
+        return actions
 
     # ---- ends ----
 
@@ -661,7 +682,7 @@ class GatewayCore:
             actions.append(ev.Abort(Role.DECODE, attempt.instance_of(Role.DECODE), attempt.attempt_id))
         if attempt.prefill_open:
             actions.append(ev.Abort(Role.PREFILL, attempt.instance_of(Role.PREFILL), attempt.attempt_id))
-        output_tokens = len(state.tokens) - attempt.base
+        output_tokens = len(state.tokens) - attempt.sent_from if attempt is state.attempt else 0
         progress = Progress(attempt.attempt_id, phase, cached_tokens=attempt.cached_tokens, output_tokens=output_tokens)
         actions.append(ev.Report(progress, culprit, why, full))
         del self._by_attempt[attempt.attempt_id]
@@ -686,7 +707,7 @@ class GatewayCore:
         if isinstance(reply, ev.Failed):
             reply = ev.Failed(reply.error, state.cached_tokens or 0)
         if state.attempt is not None:
-            actions += self._give_up_move(state, "the request has ended")
+            actions += self._end_move(state, "the request has ended")
             if isinstance(reply, ev.Failed):
                 actions += self._stop_attempt(state, state.attempt, Phase.FAILED, why=reply.error.message)
             else:
@@ -697,6 +718,12 @@ class GatewayCore:
         self._idle.leave(request_id)
         del self._requests[request_id]
         return [*actions, ev.Terminal(request_id, reply)]
+
+
+def _differs(output: TokenOutput, sent: Sequence[int]) -> bool:
+    """Whether it has other tokens than those that were sent at the same positions."""
+    again = output.tokens[: max(len(sent) - output.position, 0)]
+    return any(token.token_id != sent[output.position + place] for place, token in enumerate(again))
 
 
 def _shutting_down() -> Unavailable:

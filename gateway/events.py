@@ -245,17 +245,18 @@ class TellPlaced:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The request goes on at another decode node, which has to compute so many tokens again that were sent before."""
+    """The request goes on at another decode node. `behind`: tokens that it has to compute again, for they were sent before; None: it is not
+    there yet, but the old place has failed."""
 
     request_id: RequestId
     source: InstanceId
     target: InstanceId
-    behind: int
+    behind: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class MoveGivenUp:
-    """The request goes on where it is, or the new place has failed before the old one."""
+    """The request, which runs, goes on where it is."""
 
     request_id: RequestId
     why: str

@@ -172,7 +172,8 @@ class Runner:
                 self._conductor.report(placed)
             case ev.Moved(request_id, source, target, behind):
                 metrics.MOVES.labels("moved").inc()
-                metrics.MOVED_BEHIND.observe(behind)
+                if behind is not None:
+                    metrics.MOVED_BEHIND.observe(behind)
                 logger.info("goes on at %s, no longer at %s", target, source, extra={"request_id": request_id})
             case ev.MoveGivenUp(request_id, why):
                 metrics.MOVES.labels("given_up").inc()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.events import Generation
 from springtide.ids import AttemptId, BlockKey, InstanceId
-from springtide.protocol.attempts import LiveAttempt, Phase
+from springtide.protocol.attempts import NO_ATTEMPT, LiveAttempt, Phase
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptSign, TokenOutput
 from springtide.protocol.scheduling import Assignment, Terms
@@ -45,8 +45,8 @@ class Limits:
 
 STEPS_AT_A_STANDSTILL = 20
 
-CLOSE_TOKENS, MOST_SUCCESSORS = 2, 4
-"""So few tokens behind, the first successor of an attempt takes its place; and so many begin at most."""
+CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS = 2, 16, 4
+"""So few tokens behind, a successor takes the attempt's place at once; so many, none does; and so many begin at most."""
 
 
 class Hashing(Protocol):
@@ -103,11 +103,13 @@ class AttemptState:
     cached_tokens: int = 0
     end: int = field(init=False)
     """Output position of the next token that it is to send: earlier ones may have been sent by another attempt already."""
+    sent_from: int = field(init=False)
+    """Output position of the first token that the client has from it."""
     held: list[TokenOutput] = field(default_factory=list)
     """Of the decode side, ahead of the first token: that one comes over another connection and may be overtaken."""
 
     def __post_init__(self) -> None:
-        self.end = self.base
+        self.end = self.sent_from = self.base
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -170,13 +172,17 @@ class Move:
     """The successor that runs."""
     successors: int = 0
     behind: int | None = None
-    """By how few tokens one of them was behind."""
+    """By how many tokens the last one was behind."""
 
-    def is_close(self, behind: int) -> bool:
-        """Whether a successor that is so many tokens behind is to go on; another would hardly be closer."""
-        close = behind <= CLOSE_TOKENS or self.successors >= MOST_SUCCESSORS or (self.behind is not None and behind <= self.behind)
-        self.behind = behind if self.behind is None else min(self.behind, behind)
-        return close
+    def judge(self, behind: int) -> Literal["close", "again", "far"]:
+        """What becomes of a successor that is so many tokens behind: it goes on, or another begins that is to be closer, or none does."""
+        before, self.behind = self.behind, behind
+        if behind <= CLOSE_TOKENS:
+            return "close"
+        no_closer = before is not None and behind >= before
+        if self.successors < MOST_SUCCESSORS and not (no_closer and behind <= FAR_TOKENS):
+            return "again"
+        return "close" if behind <= FAR_TOKENS else "far"
 
 
 @dataclass(slots=True)
@@ -285,6 +291,7 @@ class RequestState:
             prediction=attempt.assignment.prediction,
             idle=self.generation.terms.idle,
             output_tokens=attempt.base,
+            successor_of=self.attempt.attempt_id if self.attempt is not None and attempt is not self.attempt else NO_ATTEMPT,
         )
 
     def _age_ms(self, now: float) -> float:

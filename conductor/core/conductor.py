@@ -206,7 +206,10 @@ class ConductorCore:
         idle = request.terms.idle
         predicted_ttft_ms = decision.ttft_ms if isinstance(decision, Placement) and not idle else None
         if moves is not None:
-            self.moves.answered(request.successor_of, request.attempt_id if isinstance(decision, Placement) else None, now)
+            if isinstance(decision, Placement):
+                self.moves.succeeds(request.attempt_id, request.successor_of, now)
+            else:
+                self.moves.refused(request.successor_of, now)
         elif not idle:
             self.replication.ask(request, alternatives, now)
             self.demand.ask(request, alternatives, decision, output_tokens, now)
@@ -259,7 +262,8 @@ class ConductorCore:
             )
             if sources:
                 self.transfers.begin(
-                    request.attempt_id, self.scheduler.fetch(decision.prefill, sources[0].node_id, assignment.prefill.node_id)
+                    request.attempt_id,
+                    self.scheduler.fetch(decision.prefill, sources[0].node_id, assignment.prefill.node_id, moves is not None),
                 )
         return Decided(request.attempt_id, decision, alternatives, assignment, predicted_ttft_ms)
 
@@ -331,8 +335,10 @@ class ConductorCore:
             return []
         self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
         self.state.prefill_over(attempt, now)
+        if attempt.earlier_tokens:
+            return []  # Neither is it another prompt, nor does what it waited for say anything of others.
         self.totals.count_prompt(attempt.request_id, attempt.num_tokens, event.cached_tokens)
-        if attempt.idle or attempt.earlier_tokens:
+        if attempt.idle:
             return []  # What it waited for says nothing of others.
         self.scores.first_token(attempt, event)
         predicted_ms = attempt.prediction.ttft_ms if attempt.prediction is not None else 0.0
@@ -365,6 +371,8 @@ class ConductorCore:
         if known is None:
             if not live.phase.over and not self.state.is_over(live.attempt_id):
                 self.state.place(self._relearnt(live, gateway_id, now))
+                if live.successor_of:
+                    self.moves.succeeds(live.attempt_id, live.successor_of, now)
             return
         known.renewed_at = now
         if live.phase is Phase.DECODE and known.phase is Phase.PREFILL:

@@ -286,7 +286,11 @@ class ClusterState:
         silent = [attempt.attempt_id for attempts in doubtful for attempt in attempts.values() if now - attempt.renewed_at > lease_s]
         for attempt_id in silent:
             self.remove(attempt_id)
-        gone = [key for key, instance in self.instances.items() if not instance.up and now - instance.changed_at > lease_s]
+        gone = [
+            key
+            for key, one in self.instances.items()
+            if not one.up and now - one.changed_at > lease_s and not (one.leaving and self._is_at_work(one))
+        ]
         for instance_id in gone:
             del self.instances[instance_id]
             self.forecast.forget(instance_id)
@@ -295,6 +299,10 @@ class ClusterState:
         for attempt_id in [attempt_id for attempt_id, _ in takewhile(lambda ended: now - ended[1] > lease_s, self._over.items())]:
             del self._over[attempt_id]
         return silent
+
+    def _is_at_work(self, instance: Instance) -> bool:
+        """Whether attempts live that it had when it was heard last, or has got since."""
+        return bool(instance.unreported) or any(attempt_id in self.attempts for attempt_id in instance.load.attempt_ids)
 
     def in_order(self) -> list[Instance]:
         """All instances, as people are shown them."""

@@ -120,7 +120,8 @@ class ConductorService(AskedServicer):
         started = time.perf_counter()
         (decided,) = self._runner.feed(asked)
         assert isinstance(decided, Decided)
-        metrics.observe_decided(decided, time.perf_counter() - started, block_tokens, asked.num_tokens)
+        if not asked.successor_of:
+            metrics.observe_decided(decided, time.perf_counter() - started, block_tokens, asked.num_tokens)
         _log(asked, decided, self._log_decisions_every)
         return schedule_reply(decided, asked.debug, standing.epoch)
 
@@ -177,12 +178,12 @@ class ConductorService(AskedServicer):
         standing = self._leadership.standing(0)
         if not standing.leads:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"another Conductor leads: {standing.leader_address or 'unknown'}")
-        if InstanceId(request.instance_id) not in self._runner.core.state.instances:
+        instance_id = InstanceId(request.instance_id)
+        if instance_id not in self._runner.core.state.instances:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no instance {request.instance_id!r}")
-        ordered = self._runner.feed(MovesAsked(InstanceId(request.instance_id), request.most))
-        return conductor_pb2.MoveAttemptsReply(
-            attempts=sum(len(action.attempt_ids) for action in ordered if isinstance(action, MoveAttempts))
-        )
+        ordered = self._runner.feed(MovesAsked(instance_id, request.most))
+        told = sum(len(action.attempt_ids) for action in ordered if isinstance(action, MoveAttempts))
+        return conductor_pb2.MoveAttemptsReply(attempts=told + self._runner.core.moves.still_asked(instance_id))
 
     async def GetCluster(
         self,

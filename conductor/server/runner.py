@@ -76,7 +76,8 @@ class CoreRunner:
             match action:
                 case Decided():
                     assert isinstance(event, Schedule)
-                    self.history.decided(event, action, now)
+                    if not event.successor_of:
+                        self.history.decided(event, action, now)
                 case RequestSnapshot(node_id):
                     metrics.SNAPSHOTS_REQUESTED.labels(node_id).inc()
                 case PrefillFinished():

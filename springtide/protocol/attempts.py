@@ -10,6 +10,8 @@ from springtide.ids import AttemptId, GatewayId, InstanceId
 from springtide.protocol.codec import As
 from springtide.values import value_class
 
+NO_ATTEMPT = AttemptId("")
+
 
 class Phase(IntEnum):
     """How far an attempt is. It only ever grows: a message that would lower it is late."""
@@ -87,6 +89,8 @@ class LiveAttempt:
     """As of Terms: it counts for nothing where others are concerned."""
     output_tokens: int = 0
     """Of `num_tokens`, those of the output, which earlier attempts have made."""
+    successor_of: AttemptId = NO_ATTEMPT
+    """As of Schedule."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.num_tokens:

@@ -11,7 +11,7 @@ from typing import Annotated
 from springtide.blocks import PackedKeys, packed
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
-from springtide.protocol.attempts import Prediction
+from springtide.protocol.attempts import NO_ATTEMPT, Prediction
 from springtide.protocol.codec import As
 from springtide.protocol.instances import InstanceRef
 from springtide.values import value_class
@@ -21,7 +21,6 @@ BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
-NO_ATTEMPT = AttemptId("")
 
 
 @value_class(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class AdvanceReply(_message.Message):
     def __init__(self) -> None: ...
 
 class LiveAttempt(_message.Message):
-    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction", "idle", "output_tokens")
+    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction", "idle", "output_tokens", "successor_of")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class LiveAttempt(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_OF_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill_id: str
     decode_id: str
@@ -302,7 +303,8 @@ class LiveAttempt(_message.Message):
     prediction: Prediction
     idle: bool
     output_tokens: int
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., idle: _Optional[bool] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    successor_of: str
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., idle: _Optional[bool] = ..., output_tokens: _Optional[int] = ..., successor_of: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("gateway_id", "attempts")

@@ -101,3 +101,12 @@ def test_what_is_given_up_at_the_moment_in_which_it_is_computed_gives_its_slots_
     node.tell(start("a", 20, inlined=True))
     node.core.handle(AbortAttempt(AttemptId("a")), node.now)
     assert node.core.handle(ev.PromptComputed(done_of("a", 0, 100)), node.now) == [Release(AttemptId("a"))]
+
+
+def test_of_a_sequence_that_moves_here_a_few_blocks_more_may_be_lacking() -> None:
+    for sent, taken in ((0, False), (4, True)):
+        node = Node(30, reused_blocks=1, inline_tokens=0)
+        actions = node.tell(start("a", BLOCK_TOKENS + 3 * BLOCK_TOKENS, sent=sent, inlined=True))
+        assert len(only(actions, ComputePrompt)) == taken and len(failures(actions)) == (not taken)
+    node = Node(30, reused_blocks=1, inline_tokens=0)
+    assert failures(node.tell(start("a", BLOCK_TOKENS + 8 * BLOCK_TOKENS, sent=4, inlined=True))) == [("a", FailureCode.INTERNAL)]

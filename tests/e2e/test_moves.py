@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,9 +84,8 @@ def test_a_sequence_that_moves_again_and_again_goes_on_as_if_it_did_not(cluster:
         assert wanted == reference.greedy(prompt, OUTPUT_TOKENS)
     before = num_moved(cluster)
     with Mover(cluster, seed=2, pause_s=0.2):
-        answer = generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, sampling=sampling)
-    assert answer.token_ids == wanted
-    assert num_moved(cluster) >= before + 2
+        while num_moved(cluster) < before + 3:
+            assert generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, sampling=sampling).token_ids == wanted
     all_slots_are_back(cluster)
 
 
@@ -119,14 +118,19 @@ def springtide(*arguments: str, check: bool = True) -> subprocess.CompletedProce
     return subprocess.run(command, check=check, capture_output=True, text=True, env=own_environment())
 
 
+def generated(cluster: Cluster, prompt: list[int], on_token: Callable[[int], None] | None = None) -> list[int]:
+    return generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, on_token=on_token, timeout_s=300).token_ids
+
+
 VICTIMS = ("decode-0", "decode-1-store", "conductor-0", "prefill-0", "decode-2", "decode-0-store")
 
 
-@pytest.mark.parametrize("moves", [40, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(cluster: Cluster, reference: Reference, moves: int) -> None:
-    seeds, moved, rounds = itertools.count(100), 0.0, 0
-    lengths = {seed: 60 + 90 * (seed % 9) for seed in range(100, 124)}
-    wanted = {seed: reference.greedy(prompt_of(seed, length), OUTPUT_TOKENS) for seed, length in lengths.items()}
+@pytest.mark.parametrize("moves", [40, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(cluster: Cluster, moves: int) -> None:
+    moved, rounds = 0.0, 0
+    lengths = {seed: 60 + 90 * (seed % 9) for seed in range(100, 108)}
+    # As long as nothing moves they are transformers' (above), who take a minute for all of them.
+    wanted = {seed: generated(cluster, prompt_of(seed, length)) for seed, length in lengths.items()}
     while moved < moves:
         killed = threading.Event()
         victim = VICTIMS[rounds % len(VICTIMS)] if rounds % 2 else None
@@ -137,13 +141,12 @@ def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(clus
                     killed.set()
                     cluster.kill(victim)
 
-            prompt = prompt_of(seed, lengths[seed])
-            got = generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, on_token=kill_once, timeout_s=300).token_ids
+            got = generated(cluster, prompt_of(seed, lengths[seed]), kill_once)
             assert got == wanted[seed], f"wrong tokens of seed {seed}, with {victim} killed"
 
         before = num_moved(cluster)
         with Mover(cluster, seed=rounds, pause_s=0.05), ThreadPoolExecutor(8) as threads:
-            for end in threads.map(answer, [100 + next(seeds) % 24 for _ in range(8)]):
+            for end in threads.map(answer, range(100, 108)):
                 assert end is None
         moved, rounds = moved + num_moved(cluster) - before, rounds + 1
         if killed.is_set():

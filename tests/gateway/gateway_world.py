@@ -123,6 +123,8 @@ class Attempt:
     reported_over: int = 0
     succeeds: bool = False
     """Another one ran when it began, and may still."""
+    differs: bool = False
+    """It has come to other tokens than those that were sent."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -315,7 +317,7 @@ class World:
 
     def prefill_done(self, attempt: Attempt) -> None:
         attempt.running.discard(Role.PREFILL)
-        output = attempt.request.output(attempt.attempt_id, attempt.base, 1)
+        output = self._rounded(attempt, attempt.request.output(attempt.attempt_id, attempt.base, 1))
         if attempt.prompt_inlined:
             attempt.prompt_inlined = False
             if output.finish is not None:
@@ -327,10 +329,20 @@ class World:
         output = attempt.request.output(attempt.attempt_id, attempt.next_position, self.random.randint(1, 3))
         if self.random.random() < 0.05:
             output = TokenOutput(output.attempt_id, output.position + 1, output.tokens)
+        output = self._rounded(attempt, output)
         attempt.next_position = output.end
         if output.finish is not None:
             attempt.running.discard(Role.DECODE)
         self.feed(output)
+
+    def _rounded(self, attempt: Attempt, output: TokenOutput) -> TokenOutput:
+        """What a successor sends whose node rounds as the one before it did not: from a place where the client has another token, all are
+        others."""
+        if attempt.succeeds and output.position < len(attempt.request.emitted) and output.tokens and self.random.random() < 0.1:
+            attempt.differs = True
+        if not attempt.differs:
+            return output
+        return replace(output, tokens=tuple(SampledToken(token.token_id + 500) for token in output.tokens))
 
     def fail(self, attempt: Attempt) -> None:
         side = self.random.choice(sorted(attempt.running))

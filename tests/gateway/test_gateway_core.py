@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway import events as ev
 from gateway.core import GatewayCore
+from gateway.state import Move
 from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
@@ -73,6 +74,28 @@ def test_requests_move_again_and_again_whatever_else_happens_and_no_token_is_los
         assert world.core.live_attempts() == []
         moves += world.moves
     assert moves > 1000
+
+
+@pytest.mark.parametrize(
+    ("behind", "judged"),
+    [
+        ([2], "close"),
+        ([3], "again"),
+        ([20, 3], "again"),
+        ([20, 3, 3], "close"),
+        ([20, 3, 5], "close"),
+        ([5, 40], "again"),
+        ([40, 30, 20, 10], "close"),
+        ([40, 30, 20, 17], "far"),
+        ([40, 50, 60, 70], "far"),
+    ],
+)
+def test_a_successor_goes_on_when_it_is_close_or_another_would_be_no_closer(behind: list[int], judged: str) -> None:
+    move = Move(asked=None)
+    for tokens in behind:
+        move.successors += 1
+        verdict = move.judge(tokens)
+    assert verdict == judged
 
 
 @settings(max_examples=50, deadline=None)

@@ -57,6 +57,8 @@ SETTLED = 0.8
 longer than that."""
 ROOM_LEFT = 1 / 4
 """Of a node's slots, what one has left to which a request may move for want of room; half of that, once it is there."""
+_LACKING_BLOCKS = 4
+"""Of a request that moves, how many blocks may be nowhere: those that it has filled since stores told of any, and the one that it is at."""
 _STEPS_AHEAD = 1.5
 """That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
@@ -90,7 +92,7 @@ class Scheduler:
         matches = self._index.match(request.reusable_keys)
         holders = self._holders(matches)
         decodes = self._decodes(request, matches)
-        prefills = self._prefills(request, matches, holders, now)
+        prefills = self._prefills(request, matches, holders, now, fetches=self._policy.fetches or moves is not None)
         others = self._count_idle(request, prefills, decodes) if request.terms.idle else None
         return Alternatives(
             attempt_id=request.attempt_id,
@@ -150,11 +152,12 @@ class Scheduler:
         configured = self._settings.kvcache_balancing_threshold
         return self._transfers.threshold.value if configured == "auto" else configured
 
-    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> PlannedFetch:
-        """What a placement with a source means for the link."""
+    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId, moves: bool) -> PlannedFetch:
+        """What a placement with a source means for the link. `moves`: of a request that runs."""
         missing = prefill.source_blocks - prefill.local_blocks
         ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
-        return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
+        saved_ms = None if moves else prefill.saved_ms
+        return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, saved_ms)
 
     def follow(self, instance_id: InstanceId) -> None:
         """Brings the instance's row up to date, so that a request need not wait for those of all that have changed since the last one."""
@@ -204,11 +207,13 @@ class Scheduler:
 
     # ---- estimates ----
 
-    def _prefills(self, request: Schedule, matches: Matches, holders: tuple[tuple[NodeId, int], ...], now: float) -> PrefillEstimates:
+    def _prefills(
+        self, request: Schedule, matches: Matches, holders: tuple[tuple[NodeId, int], ...], now: float, *, fetches: bool
+    ) -> PrefillEstimates:
         settings, columns, transfers = self._settings, self._prefill, self._transfers
         # The last token is always computed: its logits are what the first output token is drawn from.
         most_reused = (request.num_tokens - 1) // settings.block_tokens
-        best, having_it = matches.longest(most_reused) if self._policy.fetches else (0, 0)
+        best, having_it = matches.longest(most_reused) if fetches else (0, 0)
         source_id = None
         if best:
             # Cut at what can be reused, more than the longest match's holders may have it.
@@ -319,6 +324,8 @@ def decide(alternatives: Alternatives) -> Decision:
 def place(alternatives: Alternatives) -> Decision:
     """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
     prefills, decodes = alternatives.prefills, alternatives.decodes
+    if alternatives.moves is not None:
+        return _place_move(alternatives, alternatives.moves)
     if not len(prefills):
         return Rejection(Reason.NO_PREFILL, "no prefill instance is ready", alternatives.rejoin_s)
     if not len(decodes):
@@ -330,8 +337,6 @@ def place(alternatives: Alternatives) -> Decision:
     if not len(fit_prefill) or not len(fit_decode):
         return _too_large(alternatives)
     policy = POLICIES[alternatives.policy]
-    if alternatives.moves is not None:
-        return _place_move(alternatives, alternatives.moves, fit_decode)
     if alternatives.others is not None:
         return _place_idle(alternatives, alternatives.others, fit_prefill, fit_decode)
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
@@ -344,16 +349,20 @@ def place(alternatives: Alternatives) -> Decision:
     return Placement(prefills.row(prefill), decode)
 
 
-def _place_move(alternatives: Alternatives, reason: MoveReason, fit_decode: Ints) -> Decision:
+def _place_move(alternatives: Alternatives, reason: MoveReason) -> Decision:
     """Where a request that runs goes on: at another node that has room for it and, unless it has to leave in any case, is better off by far
-    than the one where it is. Its prefix comes from there, and what is not there by then is computed by the node itself."""
+    than the one where it is. Its prefix comes from where it is, and the few blocks that are not there by then the node computes itself."""
     decodes = alternatives.decodes
-    better = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks)
+    lacking = alternatives.num_blocks - np.maximum(decodes.prefix_blocks, alternatives.prefills.source_blocks)
+    if not (lacking <= _LACKING_BLOCKS).any():
+        return Rejection(Reason.NO_DECODE, f"its prefix is not known to be anywhere (it was to move: {reason})", alternatives.rejoin_s)
+    better = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks) & (lacking <= _LACKING_BLOCKS)
     if reason is MoveReason.SLOW:
         better &= decodes.tbt_ms <= SETTLED * alternatives.tbt_slo_ms
     elif reason is MoveReason.ROOM:
         better &= decodes.slots_free - alternatives.expected_blocks >= ROOM_LEFT / 2 * decodes.slots_total
-    rows = [row for row in fit_decode[better[fit_decode]].tolist() if decodes.instance_ids[row] not in alternatives.avoid]
+    better &= decodes.slots_total >= alternatives.most_blocks
+    rows = [row for row in better.nonzero()[0].tolist() if decodes.instance_ids[row] not in alternatives.avoid]
     if not rows:
         return Rejection(Reason.NO_DECODE, f"no other decode node has room for it (it was to move: {reason})", alternatives.rejoin_s)
     decode = decodes.row(POLICIES[alternatives.policy].decode(alternatives, np.array(rows, np.int64)))

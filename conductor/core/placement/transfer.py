@@ -32,8 +32,8 @@ class PlannedFetch:
     ratio: float
     """Of the source's prefix to the destination's own one, both in blocks; infinite without one of its own."""
     num_bytes: int
-    saved_ms: float
-    """Predicted time of computing it instead."""
+    saved_ms: float | None
+    """Predicted time of computing it instead; None: that is no choice, and what fetching gains is not learnt from it."""
 
 
 @value_class(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class TransferModel:
         is_measured = num_bytes > 0 and elapsed_ms > 0
         if is_measured and not self._gone & {transfer.fetch.source, transfer.fetch.destination}:
             self._measured(transfer, 1000.0 * num_bytes * transfer.sharers / elapsed_ms)
-        if is_measured:
-            fetch = transfer.fetch
+        fetch = transfer.fetch
+        if is_measured and fetch.saved_ms is not None:
             self.threshold.fetched(fetch.ratio, fetch.saved_ms * min(num_bytes / fetch.num_bytes, 1.0), elapsed_ms)
         for node_id in self._gone & {transfer.fetch.source, transfer.fetch.destination}:
             self._release(node_id)
