@@ -103,8 +103,10 @@ class ModelRunner:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether several tokens of a sequence may take little longer than one: not where steps are recorded, each sequence's with one."""
-        return not self.cache.records_steps
+        """Whether several tokens of a sequence may take little longer than one: not on CUDA, as long as nothing else is known. Where steps
+        are recorded there, they have one token of each sequence."""
+        device = self.model.backend.device
+        return device is None or not device.is_cuda
 
     @property
     def loads_ahead(self) -> bool:

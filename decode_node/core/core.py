@@ -696,8 +696,10 @@ class DecodeCore:
             if isinstance(sampled, Failure):
                 self._fail(attempt, sampled.code, sampled.message)
                 continue
-            if event.drafted:
+            if event.drafted and event.drafted[i]:
                 attempt.guessing.observe(event.drafted[i], len(sampled) - 1)
+            elif ended.run.rows[i].most_drafted:
+                attempt.guessing.unfound()
             output = self._append(attempt, sampled)
             told[attempt.session][0].append(output)
             if (tally := attempt.tally) is not None:

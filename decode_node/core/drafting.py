@@ -1,7 +1,8 @@
 """Guesses of what comes next in a sequence: what followed the last time that it had its last tokens (prompt lookup decoding); and how many
 of them pay.
 
-Nothing that is done for a step grows with the context, and what is kept of a sequence is bounded.
+What is done for a step does not grow with the context: what a sequence had before its first guess is looked through bit by bit, the latest
+first. What is kept of a sequence is bounded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ GRAM = 2
 """So many of its last tokens a sequence must have had before."""
 MOST_OF_PROMPT = 1 << 17
 """Of a longer prompt, so many tokens at its end are looked through."""
+_AT_ONCE = 1 << 13
+"""So many older tokens are taken in for a step: half a millisecond."""
 _MOST_PLACES = 1 << 18
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 _WORD = (1 << 64) - 1
@@ -28,6 +31,7 @@ MOST_DRAFTED = 8
 _GAIN = 0.3
 _FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.005, 0.98
 _STEPS_TO_PROBE = 32
+_MOST_UNFOUND, _STEPS_TO_LOOK = 4, 4
 _LEAST_PRICE = 0.01
 """Of a step's time: a guess is never free, whatever was fitted or measured. It is above _LEAST_RATE, so that who is never right
 comes to guess nothing."""
@@ -41,8 +45,10 @@ class PromptLookup:
 
     def __init__(self, prompt_ids: Sequence[int], output_ids: Sequence[int], max_tokens: int) -> None:
         self._prompt_ids, self._output_ids = prompt_ids, output_ids
-        self._indexed = max(GRAM, len(prompt_ids) - MOST_OF_PROMPT)
-        """All runs that end before this place are in `_places`, but those too far back in the prompt."""
+        self._least = max(GRAM, len(prompt_ids) - MOST_OF_PROMPT)
+        """Those that end before this place are too far back in the prompt."""
+        self._first = self._indexed = max(self._least, len(prompt_ids) + len(output_ids))
+        """All that end from the first of these places on, and before the second, are in `_places`."""
         wanted = 2 * (min(len(prompt_ids), MOST_OF_PROMPT) + max_tokens)
         self._bits = (min(wanted, _MOST_PLACES) - 1).bit_length()
         self._places: np.ndarray[tuple[int], np.dtype[np.int32]] | None = None
@@ -73,23 +79,30 @@ class PromptLookup:
         return draft
 
     def _index(self, end: int) -> None:
-        """Takes in all runs that end before the last token."""
+        """Takes in all new runs that end before the last token, and some of the older ones."""
         if self._places is None:
             self._places = np.zeros(1 << self._bits, np.int32)
         begin, self._indexed = self._indexed, max(self._indexed, end)
-        if begin >= end:
-            return
-        tokens = self._between(begin - GRAM, end - 1)
         if end - begin <= _FEW:
+            tokens = self._between(begin - GRAM, end - 1)
             for i, place in enumerate(range(begin, end)):
                 self._places[self._hash(*tokens[i : i + GRAM])] = place
-            return
-        words, count = np.asarray(tokens, np.uint64), end - begin
+        else:
+            self._places[self._hashes(begin, end)] = np.arange(begin, end, dtype=np.int32)
+        end, self._first = self._first, max(self._least, self._first - _AT_ONCE)
+        if self._first < end:
+            # What came later stays: zeros alone are replaced.
+            hashes = self._hashes(self._first, end)
+            free = self._places[hashes] == 0
+            self._places[hashes[free]] = np.arange(self._first, end, dtype=np.int32)[free]
+
+    def _hashes(self, begin: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """Of the runs that end before these places. Where an index comes twice in an assignment, the later value stays."""
+        words, count = np.asarray(self._between(begin - GRAM, end - 1), np.uint64), end - begin
         hashes = np.zeros(count, np.uint64)
         for i, factor in enumerate(_FACTORS):
             hashes += words[i : i + count] * np.uint64(factor)
-        # Where an index comes twice, the later value stays.
-        self._places[hashes >> np.uint64(64 - self._bits)] = np.arange(begin, end, dtype=np.int32)
+        return hashes >> np.uint64(64 - self._bits)
 
     def _hash(self, first: int, second: int) -> int:
         return ((first * _FACTORS[0] + second * _FACTORS[1]) & _WORD) >> (64 - self._bits)
@@ -102,31 +115,38 @@ class PromptLookup:
 class Guessing:
     """How often guesses of one sequence were right lately, and so how many of them pay."""
 
-    __slots__ = ("_rate", "_without")
+    __slots__ = ("_rate", "_unfound", "_without")
 
     def __init__(self) -> None:
         self._rate = _FIRST_RATE
         """Of the guesses that were reached: a wrong one ends its draft."""
+        self._unfound = 0
+        """Steps in a row for which there was nothing to guess by."""
         self._without = 0
-        """Steps for which nothing was to be guessed, since a guess was right or wrong."""
+        """Steps for which nothing was to be guessed, since something was last."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Of so many that were guessed for a step, so many were right."""
         if drafted:
-            self._without = 0
+            self._unfound = self._without = 0
             right = accepted / min(accepted + 1, drafted)
             self._rate = min(max(self._rate + _GAIN * (right - self._rate), _LEAST_RATE), _MOST_RATE)
 
+    def unfound(self) -> None:
+        """A step was to have some, but there was nothing to guess by."""
+        self._unfound, self._without = self._unfound + 1, 0
+
     def length(self, most: int, price: float) -> int:
         """At most so many, as far as the last one is right more often than `price`, above 0, in tokens that one more row of the step would
-        be. Where none is, one now and then: the text may repeat itself from here on."""
+        be. Where none is, or nothing was found lately to guess by, one now and then: the text may repeat itself from here on. To look for
+        it costs nothing, but that others do not have the place."""
         if price >= 1:
             return 0
-        wanted = min(most, int(math.log(price) / math.log(self._rate)))
-        if wanted == 0:
-            self._without += 1
-            return int(self._without > _STEPS_TO_PROBE)
-        return wanted
+        wanted, found = min(most, int(math.log(price) / math.log(self._rate))), self._unfound < _MOST_UNFOUND
+        if wanted and found:
+            return wanted
+        self._without += 1
+        return int(self._without > (_STEPS_TO_LOOK if wanted else _STEPS_TO_PROBE))
 
 
 class GuessPrice:

@@ -21,11 +21,6 @@ class PagedCache(ABC):
     most_blocks: int
     """Of one pass."""
 
-    @property
-    def records_steps(self) -> bool:
-        """Whether there is a quicker way to passes of one new token for each sequence (`step`)."""
-        return False
-
     @abstractmethod
     def warm_up(self, model: Model) -> None:
         """Prepares what `step` otherwise prepares in the first step of each size."""

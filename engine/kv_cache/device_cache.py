@@ -68,10 +68,6 @@ class DeviceCache(PagedCache):
         storage = slabs.untyped_storage()
         self._pinned = Pinned(storage.data_ptr(), storage.nbytes(), device.torch_device) if device.is_cuda else None
 
-    @property
-    def records_steps(self) -> bool:
-        return self.steps is not None
-
     def warm_up(self, model: Model) -> None:
         if self.steps is not None:
             self.steps.record_all(model)

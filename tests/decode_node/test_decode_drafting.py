@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,33 @@ def test_a_long_prompt_takes_bounded_memory_and_its_end_is_looked_through() -> N
     assert lookup.draft(3) == [] and len(prompt) > MOST_OF_PROMPT
 
 
+def test_what_a_sequence_had_before_its_first_guess_is_taken_in_bit_by_bit_the_latest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(2)
+    prompt, output = [draw.randrange(40) for _ in range(3000)], [draw.randrange(40) for _ in range(40)]
+    at_once = PromptLookup(prompt, output, 600)
+    at_once.draft(1)
+    monkeypatch.setattr(drafting, "_AT_ONCE", 70)
+    read = Read(prompt)
+    bit_by_bit = PromptLookup(read, output, 600)
+    for _ in range(len(prompt) // 70 + 2):
+        before = read.tokens
+        bit_by_bit.draft(1)
+        assert read.tokens - before < 100
+    assert bit_by_bit._places is not None and at_once._places is not None
+    assert np.array_equal(bit_by_bit._places, at_once._places) and np.count_nonzero(at_once._places) > 1000
+
+
+class Read(list[int]):
+    """Counts the tokens that were read from it."""
+
+    tokens = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        read = super().__getitem__(index)
+        self.tokens += len(read)
+        return read
+
+
 def test_who_is_never_right_soon_guesses_nothing_but_now_and_then() -> None:
     guessing, drafted = Guessing(), list[int]()
     for _ in range(1000):
@@ -118,6 +146,19 @@ def test_who_is_always_right_soon_guesses_as_many_as_may_be_and_no_more_when_wro
         wrong.append(guessing.length(MOST_DRAFTED, 0.1))
         guessing.observe(wrong[-1], 0)
     assert wrong == sorted(wrong, reverse=True) and wrong[-1] == 0
+
+
+def test_for_whom_nothing_is_found_to_guess_by_no_places_are_kept_but_one_now_and_then_until_something_is() -> None:
+    guessing, kept = Guessing(), list[int]()
+    for _ in range(100):
+        kept.append(guessing.length(MOST_DRAFTED, 0.01))
+        if kept[-1]:
+            guessing.unfound()
+    assert kept[0] == 6 and max(kept[4:]) == 1 and sum(kept[4:]) <= 96 / 4
+    while not guessing.length(MOST_DRAFTED, 0.01):
+        pass
+    guessing.observe(1, 1)
+    assert guessing.length(MOST_DRAFTED, 0.01) >= 6, "as many as before, or more"
 
 
 def test_the_dearer_a_row_the_fewer_are_guessed_and_none_that_costs_what_a_token_does() -> None:
@@ -150,6 +191,28 @@ def test_guesses_keep_to_the_objectives_of_all_who_are_in_the_step() -> None:
     """A step of three takes 10.3 ms, .85 of the objective is 11.0 ms."""
     assert sum(guessed(DecodeCost(10.0, 0.1, 0.0), 3, tbt_slo_ms=11.0 / 0.85)) == 6
     assert sum(guessed(DecodeCost(10.0, 0.1, 0.0), 3, tbt_slo_ms=11.0)) == 0
+
+
+def test_of_whom_nothing_is_found_others_have_what_the_objective_leaves() -> None:
+    node = Node(100)
+    node.join(start("a", 10, tbt_slo_ms=11.0 / 0.85))
+    node.join(start("b", 10))
+    first, second = node.core._holders
+    cost, price = DecodeCost(10.2, 0.1, 0.0), GuessPrice()
+    assert drafts([first, second], cost, price, 8, 8) == [5, 0]
+    for _ in range(4):
+        first.guessing.unfound()
+    assert drafts([first, second], cost, price, 8, 8) == [0, 5]
+
+
+def test_a_step_for_which_nothing_was_found_says_so() -> None:
+    node = Node(100, most_drafted=8)
+    (run,) = only(node.join(start("a", 10)), RunStep)
+    most = list[int]()
+    for _ in range(24):
+        most.append(run.most_drafted)
+        (run,) = only(node.step(run), RunStep)
+    assert most[:4] == [1] * 4 and sum(most[4:]) == 4
 
 
 def test_in_idle_capacity_nobody_guesses_beside_others() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -63,10 +63,19 @@ class Harness:
             tokens.append(int(self.runner.forward([SequenceChunk(tokens[-1:], position, slots)])[0].argmax()))
         return tokens
 
-    def guessing(self, prompt: Sequence[int], tokens: Sequence[int], wrong: int, slots: Sequence[int]) -> list[int]:
-        """As `greedy`, whose `tokens` are known, with guesses of some of them in each step, and then `wrong` others."""
+    def guessing(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        wrong: int,
+        slots: Sequence[int],
+        between: Callable[[], None] = lambda: None,
+    ) -> list[int]:
+        """As `greedy`, whose `tokens` are known, with guesses of some of them in each step, and then `wrong` others; `between` is called
+        before each step."""
         output, draw = [int(self.prefill(prompt, slots, 4096).argmax())], random.Random(wrong)
         while len(output) < len(tokens):
+            between()
             position, right = len(prompt) + len(output) - 1, tokens[len(output) : len(output) + draw.randrange(4)]
             room = len(slots) * self.spec.block_tokens - position - 1
             guesses = [*right, *[1 + draw.randrange(200) for _ in range(wrong)]][:room]

@@ -143,23 +143,35 @@ def test_prefills_and_decodes_of_many_sequences_share_a_pass(path: Path, referen
 @pytest.mark.parametrize("pages", [None, 9])
 @pytest.mark.parametrize("kernels", [TORCH, FLASHINFER])
 def test_wrong_guesses_leave_nothing_behind_in_the_arena(path: Path, in_arena: Harness, kernels: str, pages: int | None) -> None:
-    """Nor do they elsewhere: pages for few more than one sequence have others come between its steps."""
+    """Nor do they elsewhere: of another sequence a token is computed between its steps, for which 9 pages have no room beside it."""
     prompt = random_prompt(3, 50, 10, 250)
     slots = in_arena.slots(len(prompt) + 60)
     tokens = in_arena.greedy(prompt, 60, slots=slots)
     with on_device(path, kernels, most_pages=pages) as harness:
-        assert harness.runner.takes_drafts
         for wrong in (0, 1, 5):
             renew(harness)
-            of_device = harness.slots(len(prompt) + 60)
-            assert harness.guessing(prompt, tokens, wrong, of_device) == tokens
+            of_device, of_other = harness.slots(len(prompt) + 60), harness.slots(50)
+            other = harness.prefill(prompt[::-1], of_other, 4096)
+
+            def between() -> None:
+                again = harness.runner.forward([SequenceChunk(prompt[:1], 49, of_other)])[0]  # noqa: B023
+                assert torch.allclose(again, other, atol=1e-4)  # noqa: B023
+
+            assert harness.guessing(prompt, tokens, wrong, of_device, between) == tokens
             blocks = (len(prompt) + 59) // 16
             whole = [
                 one.arena.reshape(one.num_slots, -1)[of[:blocks]].view(np.float32) for one, of in ((harness, of_device), (in_arena, slots))
             ]
             assert np.allclose(*whole, atol=1e-4)
-    with on_device(path, kernels, step_graphs=256) as harness:
-        assert not harness.runner.takes_drafts, "a step with guesses would be computed kernel by kernel"
+
+
+def test_nothing_is_guessed_on_cards(path: Path, in_arena: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_arena.runner.takes_drafts
+    with on_device(path) as harness:
+        assert harness.runner.takes_drafts == (where.type == "cpu")
+        with monkeypatch.context() as patched:
+            patched.setattr(Device, "is_cuda", True)
+            assert not harness.runner.takes_drafts
 
 
 def together(harness: Harness, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from typing import Any
 from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
+from gateway import metrics
 from gateway.objectives import Objectives
 from gateway.runner import Runner
 from springtide.clock import MonotonicClock
@@ -52,6 +53,26 @@ async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> No
         assert isinstance(end, ev.Failed) and isinstance(end.error, Unavailable)
     finally:
         await runner.close()
+
+
+class Taking(Sink):
+    def emit(self, tokens: Sequence[SampledToken], cached_tokens: int) -> bool:
+        return False
+
+
+async def test_of_tokens_that_come_together_each_counts_in_the_time_between_tokens() -> None:
+    def counted() -> float:
+        return sum(sample.value for family in metrics.TBT_SECONDS.collect() for sample in family.samples if sample.name.endswith("_count"))
+
+    core, before = new_core(replace(LIMITS, scheduler_wait_s=0)), counted()
+    runner = Runner(core, BrokenLink(), MonotonicClock(), Objectives(ttft_s=1.0, tbt_s=0.1))  # type: ignore[arg-type]
+    asked = generation(1, 4)
+    runner.launch(asked, sink := Taking())
+    for tokens in (1, 5, 1):
+        runner._do(ev.Emit(asked.request_id, (SampledToken(7),) * tokens, cached_tokens=0))
+    assert counted() == before + 6
+    await until(lambda: sink.ends)
+    await runner.close()
 
 
 class Wordless(Sink):
