@@ -158,8 +158,7 @@ def main() -> None:
                 print(f"{case}: {rows[-4].ratio:.3f}, {differing} differ", flush=True)
     show("speculation", rows)
     if rounds == ROUNDS:
-        headlines = [row.label for row in rows if row.ratio is not None]
-        print(write("speculation", "make bench-speculation", rows, f"{NOTES} {remark}".strip(), headlines))
+        print(write("speculation", "make bench-speculation", rows, f"{NOTES} {remark}".strip(), [rows[0].label]))
 
 
 if __name__ == "__main__":

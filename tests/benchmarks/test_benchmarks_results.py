@@ -18,7 +18,7 @@ from benchmarks.render import PAGE, page, section, state
 from benchmarks.results import LIMIT, RESULTS, Row, ratio_in_words, write
 
 COMMITTED = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-MOST_SUMMARY_LINES = 45
+MOST_SUMMARY_LINES = 46
 
 
 def git(checkout: Path, *arguments: str) -> None:
