@@ -83,7 +83,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def price_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model so small takes no time for guesses to save: by what they take here there are few."""
+    """What guesses are measured to take on a busy machine is chance, and so would be how many there are."""
     monkeypatch.setattr(drafting, "_ENOUGH", 1_000_000)
 
 
