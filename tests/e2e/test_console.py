@@ -25,6 +25,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     tiny = {"model": str(make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")), "dtype": "float32", "profile": TINY_PROFILE}
     kv = {"arena_size": "128MiB", "block_tokens": 32}
     with Cluster(**tiny, prefill=1, decode=2, server={"separate_gateway": True}, kv=kv, max_context=1000) as cluster:
+        # It takes requests with one of either kind.
+        cluster.wait_until(lambda: cluster.ready_instances() == {"prefill-0", "decode-0", "decode-1"}, "all of them to be ready")
         yield cluster
 
 
