@@ -245,7 +245,8 @@ class GatewayServer:
         return Budget(tokens, self._accounts.key_allowance(key_id).cache_tokens)
 
     def _on_orders(self, orders: GatewayOrders) -> None:
-        self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in orders.hung)))
+        if orders.hung:
+            self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in orders.hung)))
         if orders.moves:
             self._runner.post(MovesWanted(orders.moves))
 

@@ -630,8 +630,7 @@ class GatewayCore:
             return self._give_up_move(state, f"{successor.instance_of(Role.DECODE)} is {behind} tokens behind")
         if verdict == "close":
             actions = self._stop_attempt(state, attempt, Phase.MOVED)
-            self._take_place(state, attempt, successor)
-            return [*actions, self._moved(state, attempt, successor, behind)]
+            return [*actions, self._take_place(state, attempt, successor, behind)]
         *aborts, report = self._stop_attempt(state, successor, Phase.MOVED, why=f"it was {behind} tokens behind")
         state.tries += 1
         begun = self._start_successor(state, move, replace(successor.assignment, attempt_id=state.attempt_id), now)
@@ -639,11 +638,10 @@ class GatewayCore:
         # In this order the Conductor knows that the move goes on.
         return [*aborts, *begun, ev.TellPlaced(state.live_attempt(move.attempt)), report]
 
-    def _take_place(self, state: RequestState, attempt: AttemptState, successor: AttemptState) -> None:
+    def _take_place(self, state: RequestState, attempt: AttemptState, successor: AttemptState, behind: int | None) -> ev.Moved:
+        """The request is the successor's from now on. `behind`: as of Moved."""
         state.attempt, state.move = successor, None
         successor.sent_from = len(state.tokens)
-
-    def _moved(self, state: RequestState, attempt: AttemptState, successor: AttemptState, behind: int | None) -> ev.Moved:
         return ev.Moved(state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind)
 
     def _succeeded(self, state: RequestState, failed: AttemptState) -> list[ev.Action]:
@@ -655,8 +653,7 @@ class GatewayCore:
             del self._moves[move.asked]
         if move.attempt is None:
             return []
-        self._take_place(state, failed, move.attempt)
-        return [self._moved(state, failed, move.attempt, None)]
+        return [self._take_place(state, failed, move.attempt, None)]
 
     def _give_up_move(self, state: RequestState, why: str) -> list[ev.Action]:
         actions = self._end_move(state, why)

@@ -14,7 +14,6 @@ import numpy as np
 from conductor.core.placement.instance_columns import DecodeColumns
 from conductor.core.placement.scheduler import ROOM_LEFT, SETTLED
 from conductor.core.state import ClusterState, Instance, PlacedAttempt
-from conductor.core.types.arrays import Floats
 from conductor.core.types.decision import MoveReason
 from conductor.core.types.events import MoveAttempts
 from springtide.ids import AttemptId, InstanceId
@@ -22,7 +21,7 @@ from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
 
 MOST_AT_ONCE = 4
-"""Attempts of one instance that are on their way, all others' prefixes being as long as they are."""
+"""Attempts of one instance that leaves, or that an operator empties, that are on their way."""
 PATIENCE_S = 10.0
 """After which a move of which nothing was heard counts no more."""
 REST_S = 10.0
@@ -131,7 +130,7 @@ class MovePlanner:
         if len(decodes.instance_ids) < 2:
             return []
         chosen = []
-        columns, tbt_ms = decodes.instances, _tbt_ms(decodes)
+        columns, tbt_ms = decodes.instances, decodes.step_ms()
         slow = np.where(columns.attempts > 1, tbt_ms - self._tbt_slo_ms, 0.0)
         if slow.max() > 0 and tbt_ms.min() <= SETTLED * self._tbt_slo_ms:
             chosen.append((decodes.instance_ids[int(slow.argmax())], MoveReason.SLOW))
@@ -166,11 +165,3 @@ class MovePlanner:
         attempts, name = self._state.attempts, instance.ref.instance_id
         known = [attempts[key] for key in instance.load.attempt_ids | instance.unreported.keys() if key in attempts]
         return [one for one in known if one.decode_id == name and one.phase is Phase.DECODE and not one.idle]
-
-
-def _tbt_ms(decodes: DecodeColumns) -> Floats:
-    """[instances] what their steps are predicted to take."""
-    columns = decodes.instances
-    at_once = np.where(columns.max_batch > 0, np.minimum(columns.attempts, columns.max_batch), columns.attempts)
-    predicted = columns.fixed_ms + columns.per_sequence_ms * at_once + columns.per_context_token_ms * columns.context_tokens
-    return np.asarray(np.where(columns.attempts > 0, predicted, 0.0))

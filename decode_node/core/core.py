@@ -49,13 +49,13 @@ from springtide.protocol.outputs import (
     token_output,
 )
 from springtide.protocol.sampling import Grammar
+from springtide.protocol.scheduling import MOST_LACKING_BLOCKS
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.timings import DecodeTimes
 
 LEAST_INLINED, MOST_INLINED = 8, 2
 """Where prompts of any length are not computed here, the Conductor finds that at most `inline_tokens` are missing; of more than so many
 times as many, but for a few tokens, blocks it counted on have gone since."""
-_BLOCKS_SINCE = 4
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
 
@@ -522,7 +522,7 @@ class DecodeCore:
 
     def _come_since(self, attempt: DecodeAttempt) -> int:
         """Tokens of a sequence that moves here while it runs, which may have come since its prefix was committed elsewhere."""
-        return _BLOCKS_SINCE * self._settings.block_tokens if attempt.request.continues else 0
+        return MOST_LACKING_BLOCKS * self._settings.block_tokens if attempt.request.continues else 0
 
     def _ingested(self, attempt: DecodeAttempt, first_token: int) -> None:
         request = attempt.request

@@ -45,19 +45,25 @@ def cluster_status(found: Sequence[View]) -> ClusterStatus:
     raise Unavailable("; ".join(view.problem for view in found))
 
 
+def leader(found: Sequence[View]) -> View | None:
+    """None when none is known to lead."""
+    return next((view for view in found if view.leads), None)
+
+
 def leaders_status(found: Sequence[View]) -> ClusterStatus | None:
     """None when none is known to lead."""
-    return next((view.status for view in found if view.leads), None)
+    leads = leader(found)
+    return None if leads is None else leads.status
 
 
 def leadership(found: Sequence[View]) -> str:
     """A line on who leads and who stands by."""
-    leader = next((view for view in found if view.leads), None)
-    said = "[red]no Conductor leads" if leader is None else f"{leader.conductor_id} leads"
+    leads = leader(found)
+    said = "[red]no Conductor leads" if leads is None else f"{leads.conductor_id} leads"
     epoch = max((view.status.epoch for view in found if view.status is not None), default=0)
-    said += f"{'[/]' if leader is None else ''}{f' (epoch {epoch})' if epoch else ''}"
+    said += f"{'[/]' if leads is None else ''}{f' (epoch {epoch})' if epoch else ''}"
     for view in found:
-        if view is not leader:
+        if view is not leads:
             said += f", {view.conductor_id} {'stands by' if view.status is not None else '[red]does not answer[/]'}"
     return said
 

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from deploy.commands.conductors import TIMEOUT_S, views
+from deploy.commands.conductors import TIMEOUT_S, leader, views
 from deploy.commands.locate import Located, Where, locate
 from springtide.errors import InvalidRequest, Unavailable
 from springtide.rpc import conductor_pb2
@@ -34,8 +34,7 @@ async def _ask(where: Where, instance_id: str, most: int) -> int:
 
 
 async def _leader(located: Located) -> str:
-    found = await views(located.members, located.credentials)
-    leader = next((view.conductor_id for view in found if view.leads), None)
-    if leader is None:
+    leads = leader(await views(located.members, located.credentials))
+    if leads is None:
         raise Unavailable(f"no Conductor of cluster {located.cluster!r} leads just now")
-    return next(member.address for member in located.members if member.role == "conductor" and member.member_id == leader)
+    return next(member.address for member in located.members if member.role == "conductor" and member.member_id == leads.conductor_id)

@@ -21,6 +21,9 @@ BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
+MOST_LACKING_BLOCKS = 4
+"""Of a request that moves while it runs, how many blocks its new node may have to compute itself: those that were filled since stores told
+of any, and the one that it is at."""
 
 
 @value_class(frozen=True, slots=True)

@@ -225,3 +225,10 @@ class DecodeColumns(InstanceColumns[DecodeInstances]):
         columns.context_tokens[row] = load.tokens + sum(attempt.num_tokens for attempt in arriving.values()) if arriving else load.tokens
         columns.slots_free[row] = instance.slots_free()
         columns.inlining_ms[row] = instance.inlining_ms() if arriving else 0.0
+
+    def step_ms(self) -> Floats:
+        """[instances] what their steps are predicted to take, without what is in idle capacity; 0 where nothing runs."""
+        columns = self.instances
+        at_once = np.where(columns.max_batch > 0, np.minimum(columns.attempts, columns.max_batch), columns.attempts)
+        predicted = columns.fixed_ms + columns.per_sequence_ms * at_once + columns.per_context_token_ms * columns.context_tokens
+        return np.asarray(np.where(columns.attempts > 0, predicted, 0.0))

@@ -35,7 +35,7 @@ from springtide.blocks import blocks_for
 from springtide.cost import most_with_idle_ms
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.instances import Role
-from springtide.protocol.scheduling import Reason, Rejection, Schedule
+from springtide.protocol.scheduling import MOST_LACKING_BLOCKS, Reason, Rejection, Schedule
 
 _MOST_HOLDERS = 5
 _NEAR_EMPTY = 0.02
@@ -57,8 +57,6 @@ SETTLED = 0.8
 longer than that."""
 ROOM_LEFT = 1 / 4
 """Of a node's slots, what one has left to which a request may move for want of room; half of that, once it is there."""
-_LACKING_BLOCKS = 4
-"""Of a request that moves, how many blocks may be nowhere: those that it has filled since stores told of any, and the one that it is at."""
 _STEPS_AHEAD = 1.5
 """That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
@@ -248,10 +246,8 @@ class Scheduler:
     def _count_idle(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates) -> OthersEstimates:
         """Adds what is in idle capacity to the estimates of a request that is to join it; returns what they were without."""
         instances, idle = self._decode.instances, self._decode.idle
-        attempts, most = instances.attempts, np.where(instances.max_batch > 0, instances.max_batch, np.iinfo(np.int64).max)
-        at_once = np.minimum(attempts, most)
-        step_ms = instances.fixed_ms + instances.per_sequence_ms * at_once + instances.per_context_token_ms * instances.context_tokens
-        others = OthersEstimates(prefills.queue_ms.copy(), np.where(attempts > 0, step_ms, 0.0))
+        most = np.where(instances.max_batch > 0, instances.max_batch, np.iinfo(np.int64).max)
+        others = OthersEstimates(prefills.queue_ms.copy(), self._decode.step_ms())
         prefills.queue_ms += self._prefill.idle.queue_ms
         prefills.ttft_ms += self._prefill.idle.queue_ms
         decodes.batch += idle.attempts
@@ -354,9 +350,9 @@ def _place_move(alternatives: Alternatives, reason: MoveReason) -> Decision:
     than the one where it is. Its prefix comes from where it is, and the few blocks that are not there by then the node computes itself."""
     decodes = alternatives.decodes
     lacking = alternatives.num_blocks - np.maximum(decodes.prefix_blocks, alternatives.prefills.source_blocks)
-    if not (lacking <= _LACKING_BLOCKS).any():
+    if not (lacking <= MOST_LACKING_BLOCKS).any():
         return Rejection(Reason.NO_DECODE, f"its prefix is not known to be anywhere (it was to move: {reason})", alternatives.rejoin_s)
-    better = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks) & (lacking <= _LACKING_BLOCKS)
+    better = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks) & (lacking <= MOST_LACKING_BLOCKS)
     if reason is MoveReason.SLOW:
         better &= decodes.tbt_ms <= SETTLED * alternatives.tbt_slo_ms
     elif reason is MoveReason.ROOM:
