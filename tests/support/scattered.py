@@ -55,6 +55,7 @@ class ScatteredCluster:
             "model": str(model),
             "served_model_name": "scattered",
             "device": "cpu",
+            "decode": 1,
             "kv.transports": ["tcp"],
             "prefill_node.threads": 1,
             "decode_node.threads": 1,
