@@ -226,7 +226,7 @@ class History:
         if attempt is None:
             return
         bucket, first = self.hour.at(now), progress.phase is Phase.DECODE and progress.ttft_ms > 0
-        if first:
+        if first and not attempt.earlier_tokens:  # Else it is no other prompt: its output is under way.
             bucket.prompt_tokens += attempt.num_tokens
             bucket.cached_tokens += progress.cached_tokens
             if not attempt.idle:

@@ -86,6 +86,21 @@ def test_who_has_seen_a_version_is_told_what_has_changed_since(told: Told) -> No
     assert told.history.changed_since(told.history.version, 10) == []
 
 
+def test_an_attempt_that_takes_the_place_of_another_is_no_other_prompt_in_the_hour() -> None:
+    told = Told(make_core(decodes=("d0", "d1")))
+    told.place("r.1", 1.0, num_tokens=401)
+    told.advance("r.1", Phase.DECODE, 2.0, ttft_ms=900.0, cached_tokens=100)
+    hold(told.core, "d0", keys_of(101))
+    moves = request("r.2", 405, accepted=True, avoid=frozenset({"d0"}), successor_of=AttemptId("r.1"), output_tokens=4)  # type: ignore[arg-type]
+    assert isinstance(ask(told.core, moves, 3.0).decision, Placement)
+    told.advance("r.2", Phase.DECODE, 4.0, ttft_ms=20_000.0, cached_tokens=400)
+    told.advance("r.1", Phase.MOVED, 4.0, output_tokens=6)
+    told.advance("r.2", Phase.FINISHED, 9.0, output_tokens=11)
+    hour = told.history.hour.since(0, 9.0)[-1]
+    assert (hour.prompt_tokens, hour.cached_tokens, hour.first_tokens, hour.in_time) == (401, 100, 1, 1)
+    assert (hour.finished, hour.output_tokens) == (1, 17)
+
+
 def test_the_choices_and_attempts_of_a_request_are_found_by_its_id(told: Told) -> None:
     for attempt in ("r.1", "r.2", "s.1"):
         told.place(attempt)
