@@ -18,6 +18,8 @@ BlockKey = NewType("BlockKey", bytes)
 Incarnation = NewType("Incarnation", int)
 """63 random bits that a process takes at start, so that handles from before a restart are recognised as stale."""
 
+_PREFILL_SIDE = ".prefill"
+
 
 def new_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63) | 1)
@@ -25,7 +27,12 @@ def new_incarnation() -> Incarnation:
 
 def prefill_side(instance_id: InstanceId) -> InstanceId:
     """What the Conductor calls an engine of both roles as a prefill instance; as a decode node, it has the name itself."""
-    return InstanceId(f"{instance_id}.prefill")
+    return InstanceId(f"{instance_id}{_PREFILL_SIDE}")
+
+
+def engine_of(instance_id: InstanceId) -> InstanceId:
+    """The name of the engine that has this name, be it on either side."""
+    return InstanceId(instance_id.removesuffix(_PREFILL_SIDE))
 
 
 def new_id(prefix: str) -> str:

@@ -25,7 +25,7 @@ from gateway.console import deltas
 from gateway.console.picture import IDLE, LOAD, QUEUE_MS, READY, ROLE, RUNNING, SILENT_S, SLOTS, SLOTS_USED, STEP_MS, WAITING
 from springtide.client import calls
 from springtide.errors import SpringtideError, Unauthenticated
-from springtide.ids import prefill_side
+from springtide.ids import engine_of
 from springtide.protocol.instances import Role
 from springtide.protocol.observation import BUCKET_S, MOST_BUCKETS, TimeBucket
 from springtide.supervision import first_of
@@ -256,8 +256,8 @@ def _attempts(rows: Sequence[tuple[str, Any]], room: int, head: dict[str, Any], 
         table.add_column(name, justify="right", no_wrap=True)
     now = head["taken_at"]
     for _, row in rows[:room]:
-        alone = row["prefill"] in (row["decode"], prefill_side(row["decode"]))
-        path = f"{row['decode']} alone" if alone else f"{row['prefill']} → {row['decode']}"
+        prefill = engine_of(row["prefill"])
+        path = f"{prefill} alone" if prefill == row["decode"] else f"{prefill} → {row['decode']}"
         predicted = row["predicted"]["ttft_ms"] if row["predicted"] else 0
         waited = 1000 * (now - row["at"])
         if row["first"]:

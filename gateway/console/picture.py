@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gateway.caching.context import ContextCache
 from gateway.console.deltas import Row, Table, Tables
+from springtide.ids import InstanceId, engine_of
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import Role
 from springtide.protocol.observation import (
@@ -71,6 +73,7 @@ class Picture:
         """From the Conductor's clock to Unix time: the same from one answer to the next, or every time would have changed."""
         self._instances: Table = {}
         self._pools: dict[str, Row] = {}
+        self._engines: Row = {}
         self._stores: Table = {}
         self._attempts: Table = {}
         self._prefixes: Table = {}
@@ -124,6 +127,7 @@ class Picture:
         self._turn += 1
         self._instances = self._paced(self._next["instances"])
         self._pools = {role.value: self._pool(role) for role in Role}
+        self._engines = _engines(self._instances)
         self._stores, self._attempts, self._prefixes = (self._next[name] for name in ("stores", "attempts", "prefixes"))
         for table, most in ((self._decisions, MOST_DECISIONS), (self._refusals, MOST_REFUSALS)):
             for key in list(table)[: max(0, len(table) - most)]:
@@ -175,7 +179,7 @@ class Picture:
         }
         if self._overview is None:
             return head
-        return {**head, **_overview(self._overview), "pools": self._pools}
+        return {**head, **_overview(self._overview), "pools": self._pools, "engines": self._engines}
 
     def tables(self, viewer: Viewer) -> Tables:
         """What the viewer may see."""
@@ -305,6 +309,17 @@ def _overview(overview: Overview) -> dict[str, Any]:
             [row.quantity, row.count, _short(row.median_error), _short(row.p90_error), _short(row.bias)] for row in status.predictions
         ],
     }
+
+
+def _engines(instances: Table) -> Row:
+    """As people count them: how many do both, and how many have either role; of all of them, how many are away. Of one that does both the
+    Conductor knows two instances."""
+    sides: dict[InstanceId, list[Row]] = defaultdict(list)
+    for name, row in instances.items():
+        sides[engine_of(InstanceId(name))].append(row)
+    counts = Counter("both" if len(rows) > 1 else rows[0][ROLE] for rows in sides.values())
+    away = sum(not all(row[READY] for row in rows) for rows in sides.values())
+    return {**{kind: counts[kind] for kind in ("both", *(role.value for role in Role))}, "away": away}
 
 
 def _instance_rows(table: InstanceTable) -> Iterable[Sequence[Any]]:

@@ -96,6 +96,28 @@ async def test_what_happens_is_seen(chromium: Browser) -> None:
         assert page.errors == []
 
 
+async def test_an_instance_of_both_roles_is_one(chromium: Browser) -> None:
+    cluster = PlayedCluster(0, 0, rate=4.0, instances=2)
+    cluster.play(60.0)
+    request_id = cluster.runner.history.changed_since(0, 1)[0].request_id
+    text = "document.querySelector('main').textContent"
+    async with played(cluster) as url, chromium.page(f"{url}/console") as page:
+        await page.until(f"{text}.includes('All is there: 2 instances.')")
+        await page.run("location.hash = '#/instances'")
+        await page.until("document.querySelectorAll('.row').length === 4")
+        rows = await page.run("[...document.querySelectorAll('.row')].map((row) => row.firstChild.textContent).sort()")
+        assert rows == [f"instance-{number}{role}: ready" for number in range(2) for role in ("decode", "prefill")]
+        assert await page.run("document.querySelector('.tools .muted').textContent") == "2 instances"
+        await page.run(f"location.hash = '#/request/{request_id}'")
+        await page.until("document.querySelector('.story')")
+        told = await page.run(text)
+        assert ".prefill" not in told and "prefill group" not in told
+        cluster.silence("instance-1")
+        cluster.runner.feed(InstanceDown(InstanceId("instance-1"), 1, hung=True))
+        await page.until("document.querySelector('#status').textContent === '1 of 2 away'")
+        assert page.errors == []
+
+
 async def test_a_request_is_found_by_its_id_and_one_that_is_not_known_says_so(chromium: Browser) -> None:
     cluster = small()
     request_id = cluster.runner.history.changed_since(0, 1)[0].request_id

@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -25,7 +25,7 @@ from conductor.server.runner import CoreRunner
 from springtide.blocks import block_keys, namespace_root
 from springtide.clock import Tick
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId, prefill_side
 from springtide.protocol import wire
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import InstanceRef, Load, Role
@@ -97,9 +97,9 @@ class _Engine:
 
 
 class PlayedCluster:
-    """`rate`: requests a second."""
+    """`rate`: requests a second. `instances`: so many do both."""
 
-    def __init__(self, prefills: int, decodes: int, rate: float, seed: int = 1) -> None:
+    def __init__(self, prefills: int, decodes: int, rate: float, seed: int = 1, instances: int = 0) -> None:
         self.clock = PlayedClock()
         self.core = ConductorCore(SETTINGS)
         self.runner = CoreRunner(self.core, self.clock)
@@ -114,7 +114,10 @@ class PlayedCluster:
         self._documents = [(tenant, self._random.choice((12, 24, 40, 64, 96))) for tenant, share in _TENANTS for _ in range(4 * share)]
         for role, count in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             for number in range(count):
-                self._add(role, f"{role.value}-{number}")
+                self._add(f"{role.value}-{number}", {role: InstanceId(f"{role.value}-{number}")})
+        for number in range(instances):
+            name = InstanceId(f"instance-{number}")
+            self._add(name, {Role.DECODE: name, Role.PREFILL: prefill_side(name)})
         self._after(0.0, self._arrive)
         for every, work in ((_REPORT_S, self._report), (_RENEW_S, self._renew), (_TICK_S, self._tick), (_SAMPLE_S, self._sample)):
             self._every(every, work)
@@ -183,15 +186,16 @@ class PlayedCluster:
 
     # ---- nodes ----
 
-    def _add(self, role: Role, name: str) -> None:
+    def _add(self, name: str, roles: Mapping[Role, InstanceId]) -> None:
         node_id = NodeId(f"node-{name}")
         store = _Store(node_id)
-        engine = _Engine(InstanceRef(InstanceId(name), role, f"{name}:1", node_id, f"{name}:2"), store)
-        self._engines[engine.ref.instance_id] = engine
         self.runner.feed(StoreWatched(node_id, f"{name}:2"))
         self.runner.feed(SnapshotPart(node_id, Incarnation(1), 0, (), Tier.DRAM, complete=True))
-        self.runner.feed(InstanceUp(engine.ref, 1))
-        self._report_of(engine)
+        for role, instance_id in roles.items():
+            engine = _Engine(InstanceRef(instance_id, role, f"{name}:1", node_id, f"{name}:2"), store)
+            self._engines[instance_id] = engine
+            self.runner.feed(InstanceUp(engine.ref, 1))
+            self._report_of(engine)
 
     def _report(self) -> None:
         for engine in self._engines.values():

@@ -60,6 +60,11 @@ export function many(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+/** The name of the engine that has this name, be it on either side: one that prefills and decodes has another as a prefill instance. */
+export function engine(id) {
+  return id.replace(/\.prefill$/, "");
+}
+
 /** An id as short as tells it from others. */
 export function shortId(id) {
   const found = /^(.*-)([0-9a-f]{12,})(.*)$/.exec(id);

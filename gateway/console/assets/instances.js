@@ -1,7 +1,7 @@
 // Who does how much.
 
 import { Canvas } from "./canvas.js";
-import { color, count, h, lasting, many, ms, share, swatch, text } from "./format.js";
+import { color, count, engine, h, lasting, many, ms, share, swatch, text } from "./format.js";
 import { lines, meter, Table } from "./table.js";
 
 // Places in the row of an instance.
@@ -16,6 +16,10 @@ function shade(row) {
 function stateOf(row) {
   if (row[I.ready]) return "ready";
   return row[I.silent] ? `silent for ${lasting(row[I.silent])}` : "not ready";
+}
+
+function engines(rows) {
+  return new Set(rows.map(([name]) => engine(name))).size;
 }
 
 class PoolPanel {
@@ -94,7 +98,7 @@ class PoolPanel {
     if (!found) return null;
     const [name, row] = found;
     return [
-      h("b", {}, name), h("", {}, `${stateOf(row)} · load ${share(row[I.load])}`),
+      h("b", {}, engine(name)), h("", {}, `${stateOf(row)} · load ${share(row[I.load])}`),
       h("", {}, `${count(row[I.running])} running, ${count(row[I.waiting])} waiting`),
     ];
   }
@@ -108,7 +112,8 @@ export class Instances {
     this.found = h("span.muted.small");
     const text_ = (value) => (cell, row) => text(cell, value(row));
     this.table = new Table("Instances", [
-      { name: "Instance", width: "minmax(130px, 1.5fr)", narrow: "minmax(0, 1.2fr)", sort: ([name]) => name, draw: (cell, [name, row]) => lines(cell, name, stateOf(row)) },
+      { name: "Instance", width: "minmax(130px, 1.5fr)", narrow: "minmax(0, 1.2fr)", sort: ([name]) => name,
+        draw: (cell, [name, row]) => lines(cell, engine(name), this.sided.has(engine(name)) ? `${row[I.role]}: ${stateOf(row)}` : stateOf(row)) },
       { name: "Role", width: "80px", wide: true, sort: ([, row]) => row[I.role], draw: text_(([, row]) => row[I.role]) },
       { name: "Load", width: "minmax(104px, 1.2fr)", narrow: "minmax(0, 1fr)", number: true, sort: ([, row]) => row[I.load],
         draw: (cell, [, row]) => meter(cell, row[I.load], share(row[I.load]), shade(row) === "cell-over" ? "cell-over" : "compute") },
@@ -139,9 +144,10 @@ export class Instances {
       parts.push(`The demand of the last minutes asks for ${head.wanted_prefill} prefill and ${ready - head.wanted_prefill} decode instances.`);
     }
     if (head.switching) parts.push(`${head.switching} is changing its role.`);
-    text(this.note, parts.join(" ") || "Groups that compute prompts, and nodes that make outputs.");
+    text(this.note, parts.join(" ") || (head.engines.both ? "An instance of both roles is in both pools." : "Groups that compute prompts, and nodes that make outputs."));
     if (changed.has("instances") || !this.rows) {
       this.rows = [...tables.instances];
+      this.sided = new Set(this.rows.map(([name]) => name).filter((name) => engine(name) !== name).map(engine));
       this.drawTable();
       for (const [role, panel] of Object.entries(this.pools)) panel.set(head.pools[role], this.rows.filter(([, row]) => row[I.role] === role));
     }
@@ -151,7 +157,7 @@ export class Instances {
     const wanted = this.filter.value.trim().toLowerCase();
     const rows = wanted ? this.rows.filter(([name, row]) => name.toLowerCase().includes(wanted) || row[I.node].toLowerCase().includes(wanted)) : this.rows;
     this.table.set(rows, wanted ? `No instance has “${wanted}” in its name or node.` : undefined);
-    text(this.found, wanted ? `${rows.length} of ${many(this.rows.length, "instance")}` : many(this.rows.length, "instance"));
+    text(this.found, (wanted ? `${engines(rows)} of ` : "") + many(engines(this.rows), "instance"));
   }
 
   repaint() {

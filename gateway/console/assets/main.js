@@ -114,9 +114,8 @@ function health(head) {
   if (head.problem) return ["bad", "No Conductor"];
   if (!head.leads) return ["bad", "No leader"];
   if (!head.ready) return ["bad", "Not ready"];
-  const { prefill, decode } = head.pools;
-  const away = prefill.instances - prefill.ready + decode.instances - decode.ready;
-  return away ? ["warn", `${away} of ${prefill.instances + decode.instances} away`] : ["good", "Ready"];
+  const { both, prefill, decode, away } = head.engines;
+  return away ? ["warn", `${away} of ${both + prefill + decode} away`] : ["good", "Ready"];
 }
 
 function draw() {

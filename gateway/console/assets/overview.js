@@ -88,16 +88,16 @@ export class Overview {
 
   update({ head, tables }, changed) {
     if (!head.pools) return;
-    const { prefill, decode } = head.pools;
-    const all = prefill.instances + decode.instances;
-    const away = all - prefill.ready - decode.ready;
+    const { both, prefill, decode, away } = head.engines;
+    const split = `${prefill} prefill and ${decode} decode instances`;
+    const all = both ? many(both, "instance") + (prefill + decode ? ` of both roles, ${split}` : "") : split;
     text(
       this.headline,
       !head.ready
-        ? "It takes no requests: " + (prefill.ready ? "no decode node is ready." : "no prefill group is ready.")
+        ? "It takes no requests: " + (head.pools.prefill.ready ? "no decode node is ready." : "no prefill group is ready.")
         : away
-          ? `It serves, with ${away} of ${many(all, "instance")} away.`
-          : `All is there: ${prefill.instances} prefill and ${decode.instances} decode instances.`,
+          ? `It serves, with ${away} of ${many(both + prefill + decode, "instance")} away.`
+          : `All is there: ${all}.`,
     );
     const waiting = head.attempts_in_prefill;
     text(this.below, `${many(head.attempts, "request")} in flight, ${count(waiting)} of them before the first token.`);

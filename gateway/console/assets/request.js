@@ -1,8 +1,8 @@
 // Why one request went where it went, and what came of it.
 
 import { ask, state } from "./feed.js";
-import { clock, count, h, ms, share, swatch } from "./format.js";
-import { path, stages, stays } from "./requests.js";
+import { clock, count, engine, h, ms, share, swatch } from "./format.js";
+import { inlined, path, stages, stays } from "./requests.js";
 import { REASONS } from "./refusals.js";
 
 export class Request {
@@ -59,7 +59,7 @@ export class Request {
       ]));
     }
     if (one.inlines.length) {
-      parts.push(alternatives("Decode nodes that could have computed it themselves", "in one step, between those of others", one.inlines, stays(decision) ? decision.decode : "", [
+      parts.push(alternatives("Decode nodes that could have computed it themselves", "in one step, between those of others", one.inlines, inlined(decision) ? decision.decode : "", [
         prefix,
         { name: "Wait", number: true, write: (row) => ms(row.queue_ms) },
         { name: "Step", number: true, write: (row) => ms(row.prefill_ms) },
@@ -121,22 +121,23 @@ function story({ decision, prefills, num_prefills, ttft_slo_ms, tbt_slo_ms }) {
   }
   const { predicted, actual } = decision;
   const parts = [];
-  if (stays(decision)) {
+  if (inlined(decision)) {
     parts.push(`${decision.decode} computes the prompt itself: it lacked so little of it that the first token comes sooner so than over a prefill group.`);
   } else {
     const best = Math.min(...prefills.map((row) => row.ttft_ms));
     const chosen = prefills.find((row) => row.instance_id === decision.prefill);
     const equal = prefills.filter((row) => row.ttft_ms <= best * 1.001).length;
-    if (num_prefills === 1) parts.push(`${decision.prefill} is the only prefill group that could compute the prompt.`);
+    const prefill = engine(decision.prefill);
+    if (num_prefills === 1) parts.push(`${prefill} is the only one that could compute the prompt.`);
     else if (chosen && chosen.ttft_ms <= best * 1.001) {
       parts.push(equal > 1
-        ? `${decision.prefill} was predicted to have the first token as soon as any of the ${num_prefills} prefill groups.`
-        : `${decision.prefill} was predicted to have the first token sooner than any other of the ${num_prefills} prefill groups.`);
-    } else parts.push(`${decision.prefill} computes the prompt.`);
+        ? `${prefill} was predicted to have the first token as soon as any of the ${num_prefills} that could compute the prompt.`
+        : `${prefill} was predicted to have the first token sooner than any other of the ${num_prefills} that could compute the prompt.`);
+    } else parts.push(`${prefill} computes the prompt.`);
     parts.push(decision.local_blocks ? `Its store had the first ${count(decision.local_blocks * block)} of ${count(decision.tokens)} tokens.` : "Its store had nothing of the prompt.");
     if (decision.source) parts.push(`${count((decision.source_blocks - decision.local_blocks) * block)} more came from ${decision.source}.`);
-    parts.push(`${decision.decode} makes the output.`);
-    if (decision.waits) parts.push("No decode node had room, so it was to wait for some first.");
+    parts.push(stays(decision) ? `${prefill} makes the output, too: nothing is handed over.` : `${decision.decode} makes the output.`);
+    if (decision.waits) parts.push("Nobody had room for the output, so it was to wait for some first.");
   }
   parts.push(`Objectives: first token within ${ms(ttft_slo_ms)}, then a token every ${ms(tbt_slo_ms)}.`);
   if (actual.ttft_ms) {
@@ -152,7 +153,7 @@ function facts({ decision, policy, admission }) {
   if (predicted) {
     rows.push(["Between tokens", `${ms(predicted.tbt_ms)} predicted${actual.tbt_ms ? `, ${ms(actual.tbt_ms)} actual` : ""}`]);
     rows.push(["Output", `${count(predicted.output_tokens)} tokens predicted${actual.output_tokens ? `, ${count(actual.output_tokens)} actual` : ""}`]);
-    rows.push(["State", { prefill: "before the first token", decode: "answering", finished: "finished", failed: "failed: it is tried anew elsewhere where that helps" }[decision.phase]]);
+    rows.push(["State", { prefill: "before the first token", decode: "answering", finished: "finished", failed: "failed: it is tried anew elsewhere where that helps", moved: "moved: the output goes on elsewhere" }[decision.phase]]);
   }
   rows.push(["Rules", `${policy} placement, ${admission} admission`]);
   const list = h("dl.facts", {}, ...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
@@ -165,6 +166,6 @@ function alternatives(title, note, rows, chosen, columns) {
     h(".scroll", { tabindex: "0", role: "region", "aria-label": title }, h("table.plain", {},
       h("thead", {}, h("tr", {}, h("th", {}, "Instance"), ...columns.map(({ name, number }) => h(number ? "th.number" : "th", {}, name)))),
       h("tbody", {}, ...rows.map((row) => h(row.instance_id === chosen ? "tr.chosen" : "tr", {},
-        h("td", {}, row.instance_id === chosen ? `${row.instance_id} (chosen)` : row.instance_id),
+        h("td", {}, engine(row.instance_id) + (row.instance_id === chosen ? " (chosen)" : "")),
         ...columns.map(({ number, write }) => h(number ? "td.number" : "td", {}, write(row)))))))));
 }

@@ -1,15 +1,20 @@
 // What runs, and what ended lately: predicted beside actual.
 
-import { count, h, lasting, many, ms, shortId, swatch, text } from "./format.js";
+import { count, engine, h, lasting, many, ms, shortId, swatch, text } from "./format.js";
 import { lines, linked, Table } from "./table.js";
 
-// It is decoded by the engine that computes its prompt, which may have another name as a prefill instance.
+/** Whether it is decoded by the engine that computes its prompt. */
 export function stays(row) {
-  return row.prefill === row.decode || row.prefill === `${row.decode}.prefill`;
+  return engine(row.prefill) === row.decode;
+}
+
+/** Whether it was given to a decode node alone, between whose steps its prompt is computed. */
+export function inlined(row) {
+  return row.prefill === row.decode;
 }
 
 export function path(row) {
-  return stays(row) ? `${row.decode} alone` : `${row.prefill} → ${row.decode}`;
+  return stays(row) ? `${row.decode} alone` : `${engine(row.prefill)} → ${row.decode}`;
 }
 
 export function link(row, id) {
@@ -79,7 +84,7 @@ export class Requests {
     ], { rowHeight: 50, empty: "Nothing is in flight just now." });
     this.ended = new Table("Requests that ended lately", [
       { name: "Request", width: "minmax(126px, 1.3fr)", narrow: "minmax(0, 1.1fr)", draw: own },
-      { name: "Path", width: "minmax(120px, 1.2fr)", wide: true, draw: (cell, [, row]) => lines(cell, path(row), row.phase === "failed" ? "failed" : row.branch ? branchWord(row) : "") },
+      { name: "Path", width: "minmax(120px, 1.2fr)", wide: true, draw: (cell, [, row]) => lines(cell, path(row), ["failed", "moved"].includes(row.phase) ? row.phase : row.branch ? branchWord(row) : "") },
       { name: "Prompt", width: "92px", number: true, wide: true, draw: (cell, [, row]) => lines(cell, count(row.tokens), `${count(row.actual.cached_tokens)} reused`) },
       { name: "First token", width: "minmax(96px, 1fr)", narrow: "minmax(0, 1fr)", number: true, draw: (cell, [, row]) => pair(cell, row.predicted?.ttft_ms, row.actual.ttft_ms, ms) },
       { name: "Between tokens", width: "minmax(104px, 1fr)", number: true, wide: true, draw: (cell, [, row]) => pair(cell, row.predicted?.tbt_ms, row.actual.tbt_ms, ms) },
@@ -110,7 +115,7 @@ export class Requests {
     const all = [...tables.attempts].sort(([, one], [, other]) => other.at - one.at);
     this.live.set(all);
     const viewer = head.viewer;
-    text(this.note, viewer.operator ? "Of every tenant and every gateway. Each is placed on a prefill group, which computes its prompt, and a decode node, which makes its output." : `Those of ${viewer.tenant}.`);
+    text(this.note, viewer.operator ? "Of every tenant and every gateway. Of each, one instance computes the prompt and one makes the output; it may be the same." : `Those of ${viewer.tenant}.`);
     text(this.count, viewer.operator ? (all.length < head.attempts ? `${all.length} of ${count(head.attempts)}, the newest of each tenant` : many(all.length, "request")) : many(all.length, "request"));
     if (changed.has("decisions") || !this.drawn) {
       this.drawn = true;
@@ -120,7 +125,7 @@ export class Requests {
 }
 
 export function branchWord(row) {
-  if (stays(row)) return "computed by the decode node";
+  if (inlined(row)) return "computed by the decode node";
   if (row.branch === "cache-aware") return row.local_blocks ? "where its prefix was" : "computed whole";
   return { fetch: "prefix fetched", recompute: "rest computed, not fetched" }[row.branch] || row.branch;
 }
