@@ -11,6 +11,7 @@ When a part of its place is lost it serves on if it can, and otherwise leaves, s
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -27,6 +28,8 @@ RETURN_S = 120.0
 """How long a node that serves without a place is left alone: its Ray node, or all of Ray, may come back, and it is found again."""
 ABSENT_S = 10.0
 """Whose lease has not held for so long is gone: twice what it takes a lease to run out."""
+ROOM_S = 120.0
+"""How long those of a pool that is wanted no more wait for Ray to find room for who takes their place, before one of them makes room."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """From a node that ended before it served to the next attempt of its pool, and after many of them."""
 
@@ -160,6 +163,7 @@ class Placement:
         self._memory: dict[str, _Memory] = {}
         self._failures = dict.fromkeys(Pool, 0)
         self._retry_at = dict.fromkeys(Pool, now)
+        self._made_room_at = now
         for node in known.values():
             self._enter(node, Phase.LEAVING if node.phase is Phase.LEAVING else Phase.LOST, now)
 
@@ -188,7 +192,9 @@ class Placement:
         for name in sorted(self._nodes):
             actions += self._follow(self._nodes[name], sight, now)
         for pool in Pool:
-            actions += self._fit(pool, sight, wanted[pool], now)
+            if wanted[pool]:
+                actions += self._fit(pool, sight, wanted[pool], now)
+        actions += self._retire(sight, wanted, now)
         return actions
 
     def leave(self, now: float) -> list[Action]:
@@ -269,6 +275,27 @@ class Placement:
             for node in own:
                 if node.phase is Phase.LOST and node not in active:
                     yield self._sent_away(node.name, now)
+
+    def _retire(self, sight: Sight, wanted: Mapping[Pool, int], now: float) -> Iterator[Action]:
+        """Nodes of pools that are wanted no more leave when all others serve; where Ray has no room for these beside them, one by one."""
+        ready = sight.ready
+        if ready is None:
+            return
+        own = [node for node in self._nodes.values() if not wanted[_serves_in(node, ready)] and node.phase is not Phase.LEAVING]
+        leaving = [node for node in own if node.phase is Phase.PLACING]
+        serving = Counter(_serves_in(node, ready) for name, node in self._nodes.items() if node.phase is Phase.SERVING and name in ready)
+        if all(serving[pool] >= count for pool, count in wanted.items()):
+            leaving = own
+        elif not leaving and own and self._lacks_room(sight, now):
+            self._made_room_at = now
+            leaving = [min(own, key=lambda node: (node.name in ready, sight.busy.get(node.name, 0.0), node.name))]
+        for node in sorted(leaving, key=lambda node: node.name):
+            yield self._sent_away(node.name, now)
+
+    def _lacks_room(self, sight: Sight, now: float) -> bool:
+        """Whether Ray has looked for it in vain for long, and as long since somebody last made some."""
+        placing = [node for node in self._nodes.values() if node.phase is Phase.PLACING and node.name in sight.places and not node.hosts]
+        return any(now - max(self._made_room_at, self._memory[node.name].since) >= ROOM_S for node in placing)
 
     def _new(self, pool: Pool, sight: Sight, now: float) -> PlacedNode:
         """With the first name that nobody has: what a store keeps on an SSD is found again by it."""

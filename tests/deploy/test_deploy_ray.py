@@ -37,6 +37,7 @@ from deploy.ray.placement import (
     ADOPT_S,
     COME_S,
     RETURN_S,
+    ROOM_S,
     Action,
     Adopt,
     Create,
@@ -248,6 +249,46 @@ def test_an_instance_counts_as_one_whatever_it_is_known_to_do_just_now() -> None
     world.wanted[Pool.INSTANCE] = 1
     world.busy = {"instance-0": 3.0}
     assert world.look() == [Leave("instance-1")]
+
+
+def test_nodes_of_a_pool_that_is_wanted_no_more_leave_when_those_in_their_place_serve() -> None:
+    world = whole()
+    world.wanted = {Pool.INSTANCE: 2, Pool.PREFILL: 0, Pool.DECODE: 0}
+    assert [type(action) for action in world.look()] == [Create, Create]
+    world.run("instance-0")
+    assert world.look() == []
+    world.run("instance-1", "b")
+    world.led = False
+    assert world.look() == []
+    world.led = True
+    assert world.look() == [Leave("decode-0"), Leave("prefill-0")]
+
+
+def test_an_earlier_placers_nodes_of_a_pool_that_is_wanted_no_more_serve_until_others_do() -> None:
+    before = whole()
+    after = World(before.placement.nodes, {Pool.INSTANCE: 1})
+    after.present = set(before.present or ())
+    assert sorted(type(action).__name__ for action in after.look()) == ["Adopt", "Adopt", "Create"]
+    after.run("decode-0")
+    after.look(ADOPT_S)
+    assert after.phases() == {"decode-0": "serving", "instance-0": "placing", "prefill-0": "lost"}
+    after.run("instance-0")
+    after.look()
+    assert after.phases() == {"decode-0": "leaving", "instance-0": "serving", "prefill-0": "leaving"}
+
+
+def test_where_there_is_no_room_for_others_beside_them_they_make_some_one_by_one() -> None:
+    world = whole({Pool.PREFILL: 1, Pool.DECODE: 2})
+    world.busy = {"decode-0": 2.0, "decode-1": 1.0, "prefill-0": 3.0}
+    world.wanted = {Pool.INSTANCE: 2, Pool.PREFILL: 0, Pool.DECODE: 0}
+    world.look()
+    assert world.look(ROOM_S - 1) == []
+    assert world.look(1) == [Leave("decode-1")]
+    world.run("instance-0")
+    assert world.look(ROOM_S - 1) == []
+    assert world.look(1) == [Leave("decode-0")], "there is none for the second one yet"
+    world.run("instance-1", "b")
+    assert world.look() == [Leave("prefill-0")]
 
 
 def test_a_node_whose_place_is_lost_is_found_again_on_its_host_and_keeps_its_name() -> None:
