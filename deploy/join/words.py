@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from springtide.choices import NodeRole
+from springtide.ids import InstanceId, engine_of
 
 MAX_BODY_BYTES = 64 << 10
-NODE_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+
+
+def checked_name(name: str) -> str:
+    """The name, which a node may have. Raises ValueError where none may."""
+    if _NODE_NAME.fullmatch(name) is None:
+        raise ValueError("a name has at most 64 letters and digits of ASCII, and '.', '_' and '-' between them")
+    if (engine := engine_of(InstanceId(name))) != name:
+        raise ValueError(f"so an instance {engine!r} is called as one that prefills")
+    return name
 
 
 class _Word(BaseModel):
@@ -21,7 +32,7 @@ class JoinRequest(_Word):
 
     token: str = Field("", repr=False)
     role: NodeRole
-    name: str = Field(pattern=f"^{NODE_NAME}$")
+    name: Annotated[str, AfterValidator(checked_name)]
     request: str
     """PEM: a certificate request with the machine's addresses."""
     certificate: str = ""

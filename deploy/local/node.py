@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from deploy.ca.identity import Identity
 from deploy.join import client
 from deploy.join.settings import joined_config
 from deploy.join.tokens import Token
-from deploy.join.words import NODE_NAME, JoinReply, JoinRequest, RenewRequest
+from deploy.join.words import JoinReply, JoinRequest, RenewRequest, checked_name
 from deploy.local.certificates import addresses_of
 from deploy.local.display import Display
 from deploy.local.plan import ClusterPaths, check_redis_is_private, free_port, metrics_ports, node_processes, with_threads
@@ -123,11 +122,10 @@ def _name(options: NodeOptions) -> str:
     option, name = "--name", options.name or f"{options.role}-{socket.gethostname().partition('.')[0]}"
     if options.stage is not None:
         option, name = "--group", stage_id(options.stage.group, options.stage.number)
-    if re.fullmatch(NODE_NAME, name) is None:
-        raise ConfigError(
-            f"{option}: {name!r} is no name of a node: it has at most 64 letters and digits of ASCII, and '.', '_' and '-' between them"
-        )
-    return name
+    try:
+        return checked_name(name)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {name!r} is no name of a node: {error}") from None
 
 
 async def _run(machine: Machine, role: NodeRole, name: str, display: Display, verbose: bool) -> int:

@@ -234,6 +234,8 @@ def test_who_has_no_token_and_has_not_joined_before_is_told_where_one_is_to_be_h
     ("options", "said"),
     [
         (("--name", "my node"), "--name: 'my node' is no name of a node"),
+        (("--name", "x.prefill"), "'x.prefill' is no name of a node: so an instance 'x' is called as one that prefills"),
+        (("--group", "x.prefill", "--stage", "0/2"), "--group: 'x.prefill' is no name of a node"),
         (("--name", 65 * "x"), "is no name of a node"),
         ((), "--name: 'prefill-hhh"),
         (("--group", "g/1", "--stage", "0/2"), "--group: 'g/1' is no name of a node"),

@@ -463,9 +463,10 @@ async def test_what_is_no_request_is_refused_without_a_word_too_many(world: Worl
                 answer = await http.post(f"https://{world.address}/{path}", content=body)
                 assert answer.status_code == 400 and "secret" not in answer.text
         assert (await http.get(f"https://{world.address}/docs")).status_code == 404
-        asked = {"token": str(await world.token()), "role": "decode", "name": "../up", "request": "x"}
-        answer = await http.post(f"https://{world.address}/join", json=asked)
-        assert answer.status_code == 400 and "name" in answer.json()["message"]
+        for name in ("../up", "x.prefill"):
+            asked = {"token": str(await world.token()), "role": "decode", "name": name, "request": "x"}
+            answer = await http.post(f"https://{world.address}/join", json=asked)
+            assert answer.status_code == 400 and answer.json()["message"].startswith("name: ")
 
 
 async def test_a_request_that_does_not_end_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
