@@ -79,6 +79,11 @@ async def test_the_ranks_of_an_instance_compute_steps_and_prompts_together(tmp_p
         await nodes.all_slots_given_back()
 
 
+def test_nodes_of_one_process_that_would_be_several_groups_of_ranks_are_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ValueError, match="2 tensor parallel engines need processes of their own"):
+        EngineNodes(tmp_path, model, instances=2, kv=KV, decode_node={"tensor_parallel": 2})
+
+
 async def test_a_prompt_that_stays_takes_its_prefix_from_another_store(tmp_path: Path, model: Path) -> None:
     async with EngineNodes(tmp_path, model, prefill=0, decode=0, instances=2, kv=KV, prefill_node=CHUNKS) as nodes:
         gateway, direct = nodes.gateway, DirectEngine(nodes)

@@ -45,13 +45,17 @@ class EngineNodes:
     model costs is not measured."""
 
     def __init__(self, run_dir: Path, model: Path, make_transport: MakeTransport | None = None, **settings: Any) -> None:
-        """`make_transport` makes the transports of every store."""
-        self._run_dir = run_dir
-        self._make_transport = make_transport
-        self._valkey = new_valkey()
+        """`make_transport` makes the transports of every store. Raises ValueError where several engines would be tensor parallel."""
         split = {} if "instances" in settings else {"prefill": 1, "decode": 1}
         settings = {"model": str(model), "dtype": "float32", "device": "cpu", "profile": TINY_PROFILE, **split, **settings}
         self.info = describe(settings["model"])
+        kinds = (("prefill", "prefill_node"), ("decode", "decode_node"), ("instances", "decode_node"))
+        parallel = [settings.get(count, 0) for count, section in kinds if settings.get(section, {}).get("tensor_parallel", 1) > 1]
+        if sum(parallel) > 1:
+            raise ValueError(f"a process is in one group of ranks: {sum(parallel)} tensor parallel engines need processes of their own")
+        self._run_dir = run_dir
+        self._make_transport = make_transport
+        self._valkey = new_valkey()
         self._settings = settings
         self.stores: dict[str, Store] = {}
         self._stops: dict[str, asyncio.Event] = {}
