@@ -24,10 +24,12 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_a_cluster_stops_in_time_in_the_middle_of_a_stream(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "settings"), [(signal.SIGINT, {}), (signal.SIGTERM, {"drain_s": 0})], ids=["ctrl-c", "sigterm, drain_s 0"]
+)
+def test_a_cluster_stops_in_time_in_the_middle_of_a_stream(number: signal.Signals, settings: dict[str, float]) -> None:
     before = shared_memory()
-    with Cluster() as cluster:
+    with Cluster(**settings) as cluster:
         supervisor = cluster.supervisor
         children = supervisor.children(recursive=True)
         run_dir = Path(cluster.record.run_dir)
