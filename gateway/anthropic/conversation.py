@@ -185,9 +185,7 @@ def conversation(
         said.system(system)
     for number, message in enumerate(messages):
         said.take(message, f"messages[{number}]")
-    if said.unanswered:
-        first = next(iter(said.unanswered))
-        raise InvalidRequest(f"messages: the last one has a tool_use {first[:100]!r}, whose tool_result is missing", param="messages")
+    said.end()
     check_own_names([tool.name for tool in tools])
     goes_on = said.turns[-1].speaker is Speaker.ASSISTANT
     return Conversation(
@@ -243,15 +241,15 @@ class _Said:
 
     turns: list[_Turn] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
-    """Names of tools that were called, by the calls' ids, whose results must come next."""
+    """Names of tools that were called, by the calls' ids, whose results the user must say next."""
+    role: str = ""
+    where: str = ""
+    """The last message, and whose it is."""
 
     def take(self, message: MessageParam, where: str) -> None:
-        if self.unanswered:
-            answered = {block.tool_use_id for block in message.content if isinstance(block, ToolResultBlock)}
-            if missing := [call_id for call_id in self.unanswered if call_id not in answered]:
-                raise InvalidRequest(
-                    f"{where}: tool_use {missing[0][:100]!r} of the message before has no tool_result here", param=f"{where}.content"
-                )
+        if message.role != self.role and (self.role, message.role) != ("assistant", "user"):
+            self._all_answered(self.where if self.role == "user" else where)
+        self.role, self.where = message.role, where
         match message.role:
             case "user":
                 self._user(message.content, where)
@@ -259,6 +257,21 @@ class _Said:
                 self._assistant(message.content, where)
             case "system":
                 self.system([_only(block, TextBlock, where, number) for number, block in enumerate(message.content)])
+
+    def end(self) -> None:
+        """There are no more messages."""
+        if self.role == "user":
+            self._all_answered(self.where)
+        elif self.unanswered:
+            first = next(iter(self.unanswered))
+            raise InvalidRequest(f"messages: the last one has a tool_use {first[:100]!r}, whose tool_result is missing", param="messages")
+
+    def _all_answered(self, where: str) -> None:
+        """What was called must have its results by the end of this message."""
+        for call_id in self.unanswered:
+            raise InvalidRequest(
+                f"{where}: tool_use {call_id[:100]!r} of the message before has no tool_result here", param=f"{where}.content"
+            )
 
     def system(self, blocks: Sequence[TextBlock]) -> None:
         turn = _Turn(Speaker.SYSTEM)
@@ -282,7 +295,6 @@ class _Said:
             self.turns.append(answer)
         if not blocks:
             self._turn(Speaker.USER)
-        self.unanswered = {}
 
     def _assistant(self, blocks: Sequence[Block], where: str) -> None:
         turn = self._turn(Speaker.ASSISTANT)

@@ -21,6 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+WORDS = [{"type": "text", "text": "So?"}]
 KEEP = {"type": "ephemeral"}
 USAGE = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=64)
 
@@ -73,6 +74,23 @@ class TestWhatABodyAsksFor:
             Message(Speaker.TOOL, "rain", tool_call_id="toolu_1", name="weather"),
             Message(Speaker.USER, "So?"),
         )
+
+    def test_neighbours_call_and_answer_together(self) -> None:
+        other, rain, sun = {**CALL, "id": "toolu_2"}, {**RESULT, "content": "rain"}, {**RESULT, "tool_use_id": "toolu_2", "content": "sun"}
+        calls = [{"role": "assistant", "content": [call]} for call in (CALL, other)]
+        results: list[Any] = [{"role": "user", "content": content} for content in ([sun], [rain], "So?")]
+        apart, together = (
+            conversation(messages=[*HELLO, *calls, *results]),
+            conversation(
+                messages=[*HELLO, {"role": "assistant", "content": [CALL, other]}, {"role": "user", "content": [sun, rain, *WORDS]}]
+            ),
+        )
+        assert apart == together
+        assert [(each.speaker, each.content) for each in apart.messages[2:]] == [
+            (Speaker.TOOL, "sun"),
+            (Speaker.TOOL, "rain"),
+            (Speaker.USER, "So?"),
+        ]
 
     def test_a_result_that_is_an_error_says_so(self) -> None:
         result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such city", "is_error": True}
@@ -162,6 +180,12 @@ class TestWhatABodyAsksFor:
             ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
             ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}]}, "messages"),
             ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}, *HELLO]}, "messages[2].content"),
+            ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}, *HELLO, *HELLO]}, "messages[3].content"),
+            (
+                {"messages": [*HELLO, {"role": "assistant", "content": [CALL]}, *HELLO, {"role": "assistant", "content": "So"}]},
+                "messages[2].content",
+            ),
+            ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}, {"role": "system", "content": "x"}]}, "messages[2].content"),
             (
                 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
                 "messages[0].content[0].tool_use_id",

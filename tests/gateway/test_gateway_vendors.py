@@ -139,6 +139,22 @@ class TestAnthropic:
             answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=tools)
             assert [block.text for block in answer.content if block.type == "text"] == ["It rains."] and answer.stop_reason == "end_turn"
 
+    async def test_results_over_neighbouring_messages_are_read(
+        self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
+    ) -> None:
+        one_call(cluster, tokenizer)
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        tools: list[Any] = [{"name": "weather", "description": "How it is.", "input_schema": schema}]
+        calls: list[Any] = [{"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city}} for city in ("a", "b")]
+        results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "rain in Köln"} for call in calls]
+        users: list[Any] = [{"role": "user", "content": [result]} for result in results]
+        said: list[Any] = [*HELLO, {"role": "assistant", "content": calls}, *users]
+        answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=tools)
+        assert [block.text for block in answer.content if block.type == "text"] == ["It rains."]
+        counted = await claude.messages.count_tokens(model=MODEL, messages=said, tools=tools)
+        together = [*said[:-2], {"role": "user", "content": results}]
+        assert counted == await claude.messages.count_tokens(model=MODEL, messages=together, tools=tools)
+
     async def test_the_client_s_own_tool_runner_works(
         self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
     ) -> None:
