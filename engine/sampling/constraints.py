@@ -21,6 +21,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fi
 from engine.batch import SamplingRow
 from engine.sampling.grammars import Grammars, error_of
 from springtide.errors import SpringtideError
+from springtide.protocol.outputs import Failure, FailureCode
 from springtide.protocol.sampling import SamplingParams
 
 COMPILED_WITHIN_S = 5.0
@@ -38,8 +39,8 @@ class Allowed:
 
     masks: Mapping[int, TokenMask]
     """[vocab]: True for the tokens that may come next, of which there is one at least."""
-    refused: Mapping[int, str]
-    """Why a row cannot go on."""
+    refused: Mapping[int, Failure]
+    """Why a row cannot go on. INVALID, unless another try may come further."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,10 @@ class _Followed:
         return self.matcher.consume_tokens(list(new))
 
 
+def _invalid(message: str) -> Failure:
+    return Failure(FailureCode.INVALID, message)
+
+
 class Constraints:
     """How far outputs have followed their grammars: of each for as long as its row lives, whether or not it takes part in every step.
     For one thread; rows may be let go on another."""
@@ -76,7 +81,7 @@ class Constraints:
 
     def allowed(self, rows: Sequence[SamplingRow]) -> Allowed:
         """What each of the rows may get next."""
-        refused: dict[int, str] = {}
+        refused: dict[int, Failure] = {}
         masks = self._by_grammar(rows, refused)
         for index, row in enumerate(rows):
             if not _has_filters(row.params) or index in refused:
@@ -86,26 +91,30 @@ class Constraints:
             if mask.any():
                 masks[index] = mask
             elif by_grammar is None or not (ends := self._only_ends(by_grammar)).any():
-                refused[index] = "allowed_token_ids and bad_words leave no token that may come next"
+                refused[index] = _invalid("allowed_token_ids and bad_words leave no token that may come next")
             else:
                 # The grammar lets the output end, and nothing else is left: it ends.
                 masks[index] = ends
         return Allowed(masks, refused)
 
-    def _by_grammar(self, rows: Sequence[SamplingRow], refused: dict[int, str]) -> dict[int, TokenMask]:
+    def _by_grammar(self, rows: Sequence[SamplingRow], refused: dict[int, Failure]) -> dict[int, TokenMask]:
         following: list[tuple[int, LLMatcher]] = []
         for index, row in enumerate(rows):
             if not row.params.grammar:
                 continue
             try:
                 followed = self._follow(row)
-            except (SpringtideError, TimeoutError) as error:
-                refused[index] = str(error) or f"grammar is not compiled within {COMPILED_WITHIN_S:g} s"
+            except SpringtideError as error:
+                refused[index] = _invalid(str(error))
+                continue
+            except TimeoutError:
+                # It goes on being compiled, and may be by the next time.
+                refused[index] = Failure(FailureCode.INTERNAL, f"its grammar is not compiled yet after {COMPILED_WITHIN_S:g} s")
                 continue
             if followed.catch_up(row.output_ids):
                 following.append((index, followed.matcher))
             else:
-                refused[index] = f"the output does not follow its grammar: {error_of(followed.matcher)}"
+                refused[index] = _invalid(f"the output does not follow its grammar: {error_of(followed.matcher)}")
         while len(self._followed) > MAX_FOLLOWED + len(rows):
             self._followed.popitem(last=False)
         if not following:
@@ -121,7 +130,7 @@ class Constraints:
         masks: dict[int, TokenMask] = {}
         for place, (index, matcher) in enumerate(following):
             if matcher.is_error():
-                refused[index] = f"the output cannot follow its grammar any further: {error_of(matcher)}"
+                refused[index] = _invalid(f"the output cannot follow its grammar any further: {error_of(matcher)}")
             else:
                 masks[index] = unpacked[place]
         return masks

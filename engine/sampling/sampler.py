@@ -22,7 +22,7 @@ from engine.sampling.constraints import Constraints, TokenMask
 from engine.sampling.device_sampling import at, at_temperature, number, race_winner, sample_together
 from engine.sampling.grammars import Grammars
 from springtide.modelinfo import ModelInfo
-from springtide.protocol.outputs import Failure, FailureCode, SampledToken, TokenLogprob
+from springtide.protocol.outputs import Failure, SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams
 
 _FIRST_CANDIDATES = 1024
@@ -47,8 +47,8 @@ class Sampler:
             return list(sample(logits, rows))
         allowed = self._constraints.allowed(rows)
         sampled: list[SampledToken | Failure] = list(sample(logits, rows, allowed.masks))
-        for index, message in allowed.refused.items():
-            sampled[index] = Failure(FailureCode.INVALID, message)
+        for index, failure in allowed.refused.items():
+            sampled[index] = failure
         return sampled
 
 

@@ -13,7 +13,6 @@ from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay, PassInterrupted, PassLeft
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.outputs import Failure, FailureCode
 from springtide.protocol.stages import StageOutcome, StagePassEnded
 from springtide.protocol.timings import StageTimes
 
@@ -103,16 +102,14 @@ def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float,
     waited_ms = sum(result.waited_ms for result in results)
     if why is None:
         ending = sum(row.sampling is not None for row in run.rows)
-        sampled_tokens, refused = results[-1].tokens, results[-1].refused
+        sampled_tokens, refused = results[-1].tokens, {one.place: one.failure for one in results[-1].refused}
         if len(sampled_tokens) != ending:
             return PassFailed(run.pass_id, f"{len(sampled_tokens)} tokens were sampled for {ending} prompts that end in the pass")
         scoring = sum(row.scoring is not None for row in run.rows)
         if len(results[-1].scores) != scoring:
             return PassFailed(run.pass_id, f"{len(results[-1].scores)} rows were scored of {scoring} that want it")
         scores = iter(results[-1].scores)
-        tokens = iter(
-            Failure(FailureCode.INVALID, refused[place]) if place in refused else token for place, token in enumerate(sampled_tokens)
-        )
+        tokens = iter(refused.get(place, token) for place, token in enumerate(sampled_tokens))
         sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
         scored = [next(scores) if row.scoring is not None else None for row in run.rows] if scoring else ()
         return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms, scored, stages=stages)

@@ -22,7 +22,7 @@ from springtide.blocks import blocks_for
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
-from springtide.protocol.stages import StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling, StageScoring
+from springtide.protocol.stages import RefusedToken, StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling, StageScoring
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def part_ended(
 ) -> StagePassEnded:
     """What is said of the part at its end. `drawn`: for each chunk that ends its prompt."""
     tokens = tuple(one if isinstance(one, SampledToken) else _NO_TOKEN for one in drawn)
-    refused = {place: one.message for place, one in enumerate(drawn) if isinstance(one, Failure)}
+    refused = tuple(RefusedToken(place, one) for place, one in enumerate(drawn) if isinstance(one, Failure))
     return StagePassEnded(part.pass_id, outcome, message, tokens, busy_ms, waited_ms, tuple(scores), refused)
 
 

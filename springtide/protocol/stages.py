@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Sequence
 from enum import Enum
 
 from springtide.ids import AttemptId, Incarnation, InstanceId
-from springtide.protocol.outputs import AttemptFailed, PromptLogprobs, SampledToken
+from springtide.protocol.outputs import AttemptFailed, Failure, PromptLogprobs, SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Acquired, FetchProgress, FetchTruncated
 from springtide.values import value_class
@@ -136,6 +135,15 @@ class StageOutcome(Enum):
 
 
 @value_class(frozen=True, slots=True)
+class RefusedToken:
+    """Why a row that ends its prompt has no token."""
+
+    place: int
+    """Its index in `tokens`, where 0 stands for it."""
+    failure: Failure
+
+
+@value_class(frozen=True, slots=True)
 class StagePassEnded:
     """The stage is not at the pass any more. Its LayersComputed have gone before."""
 
@@ -151,8 +159,7 @@ class StagePassEnded:
     """What was waited for the prefix."""
     scores: tuple[PromptLogprobs, ...] = ()
     """At the last stage: one for each row with a `scoring`."""
-    refused: Mapping[int, str] = field(default_factory=dict)
-    """By index in `tokens`: why there is none, in whose place 0 stands."""
+    refused: tuple[RefusedToken, ...] = ()
 
 
 StageReport = GroupJoined | LayersComputed | StagePassEnded

@@ -218,6 +218,7 @@ STAGE_ORDER: OneOf[stages.StageOrder, stage_pb2.StageOrder] = OneOf(
     forget=Codec(stages.ForgetAttempt, stage_pb2.ForgetAttempt),
     slots_given_back=Codec(stages.SlotsGivenBack, stage_pb2.SlotsGivenBack),
 )
+REFUSED_TOKEN = Codec(stages.RefusedToken, stage_pb2.RefusedToken)
 STAGE_REPORT: OneOf[stages.StageReport, stage_pb2.StageReport] = OneOf(
     stage_pb2.StageReport,
     joined=Codec(stages.GroupJoined, stage_pb2.GroupJoined),

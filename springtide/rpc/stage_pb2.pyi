@@ -154,15 +154,16 @@ class LayersComputed(_message.Message):
     layer_end: int
     def __init__(self, pass_id: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
 
+class RefusedToken(_message.Message):
+    __slots__ = ("place", "failure")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    failure: _common_pb2.Failure
+    def __init__(self, place: _Optional[int] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
 class StagePassEnded(_message.Message):
     __slots__ = ("pass_id", "outcome", "message", "tokens", "refused", "busy_ms", "waited_ms", "scores")
-    class RefusedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: str
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -175,8 +176,8 @@ class StagePassEnded(_message.Message):
     outcome: StageOutcome
     message: str
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]
-    refused: _containers.ScalarMap[int, str]
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedToken]
     busy_ms: float
     waited_ms: float
     scores: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
-    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., refused: _Optional[_Mapping[int, str]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ..., scores: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ..., scores: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...

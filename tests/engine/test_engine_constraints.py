@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from engine.formats.files import describe
 from engine.sampling import constraints
 from engine.sampling.constraints import Constraints
 from engine.sampling.device_sampling import sample_together
-from engine.sampling.grammars import MAX_COMPILED, Grammars
+from engine.sampling.grammars import MAX_COMPILED, GrammarCompiler, Grammars
 from engine.sampling.sampler import Sampler, sample, uniform
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.protocol.outputs import Failure, FailureCode, Finish, SampledToken, finish_of
@@ -148,6 +149,27 @@ def test_an_output_is_followed_for_as_long_as_its_row_lives_whether_or_not_it_is
     assert len(followed._followed) == 2, "there is a bound"
     step(second)
     assert grammars.begun == 3 + 9 + 1, "and what was beyond it is followed anew"
+
+
+def test_who_waits_too_long_for_a_grammar_may_try_again_and_is_not_told_that_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "COMPILED_WITHIN_S", 0.01)
+    go_on, compile = threading.Event(), GrammarCompiler.compile
+
+    def slowly(compiler: GrammarCompiler, grammar: Grammar) -> LLMatcher:
+        go_on.wait(60)
+        return compile(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    grammars = Grammars(INFO)
+    sampler, params = Sampler(INFO, grammars), SamplingParams(grammar=regex_grammar("[0-9]"))
+    rows = [SamplingRow(params, (1,), []), SamplingRow(SamplingParams(), (1,), [])]
+    logits = torch.stack([logits_at(row, 0) for row in range(2)])
+    late, other = sampler.sample(logits, rows)
+    assert isinstance(late, Failure) and late.code is FailureCode.INTERNAL and isinstance(other, SampledToken)
+    go_on.set()
+    grammars.prepare(params.grammar).result(60)
+    again, _ = sampler.sample(logits, rows)
+    assert isinstance(again, SampledToken) and TOKENIZER.decode([again.token_id]).isdigit()
 
 
 def test_what_is_drawn_together_on_a_device_is_what_is_drawn_one_by_one() -> None:

@@ -11,7 +11,7 @@ from engine.batch import SamplingRow, Scoring, SequenceChunk
 from prefill_node.core.actions import PassRow, RunPass
 from prefill_node.core.events import PassDone, PassFailed, PassInterrupted
 from prefill_node.server.passes import Pushes, conclude, longest_pass_s
-from prefill_node.stage.compute import PassPart, stage_order
+from prefill_node.stage.compute import PassPart, part_ended, stage_order
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, PromptLogprobs, SampledToken, TokenLogprob
@@ -35,6 +35,14 @@ def test_a_pass_is_done_when_it_is_in_all_stages() -> None:
     token = SampledToken(7, -0.5, (TokenLogprob(7, -0.5), TokenLogprob(1, -2.0)))
     last = StagePassEnded(4, StageOutcome.DONE, tokens=(token,), waited_ms=1.0)
     assert conclude(RUN, (DONE, last), 9.0) == PassDone(4, [None, token], 9.0, waited_ms=3.0)
+
+
+@pytest.mark.parametrize("code", [FailureCode.INVALID, FailureCode.INTERNAL])
+def test_a_prompt_that_gets_no_token_is_told_why_as_the_last_stage_has_it(code: FailureCode) -> None:
+    last = part_ended(PassPart.of_run(RUN, (), last=True), StageOutcome.DONE, drawn=[Failure(code, "why")])
+    told = STAGE_REPORT.decode(STAGE_REPORT.encode(last))
+    assert isinstance(told, StagePassEnded)
+    assert conclude(RUN, (DONE, told), 9.0) == PassDone(4, [None, Failure(code, "why")], 9.0, waited_ms=2.0)
 
 
 @pytest.mark.parametrize(
