@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deploy.options import SettingsOption, names_of, parse_settings
-from springtide.choices import AdmissionName, MachineName, PolicyName, WorkloadName
+from springtide.choices import AdmissionName, MachineName, PolicyName, RoutingName, WorkloadName
 
 
 def simulate(
@@ -25,6 +25,7 @@ def simulate(
     coupled: Annotated[
         int, typer.Option(min=0, help="instead, so many of the other architecture (continuous batching, chunked prefill)")
     ] = 0,
+    routing: Annotated[str, typer.Option(help=f"to the coupled instances: {names_of(RoutingName)}")] = "cache-aware",
     policy: Annotated[str, typer.Option(help=names_of(PolicyName))] = "kvcache-centric",
     admission: Annotated[str, typer.Option(help=names_of(AdmissionName))] = "early-rejection-predicted",
     hardware: Annotated[str, typer.Option(help=f"{names_of(MachineName)}, or a file of `springtide profile`")] = "a100-llama2-70b",
@@ -62,6 +63,7 @@ def simulate(
             prefill=apart if prefill is None else prefill,
             decode=apart if decode is None else decode,
             coupled=coupled,
+            routing=routing,
             hardware=hardware,
             block_tokens=block_tokens,
             prefill_tokens=prefill_cache,

@@ -1,11 +1,10 @@
 """The other architecture, to compare with: every instance does both prefill and decode, in one batch (continuous batching with chunked
-prefill, as vLLM and Sarathi-Serve do) and keeps a prefix cache of its own. Requests go to whoever has the least to do with them, what it
-has of their prefix counted, as with routers that know the caches (Dynamo's KV router, llm-d, SGLang's).
+prefill, as vLLM and Sarathi-Serve do), and keeps a prefix cache of its own in the memory beside its weights.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from kvstore.core.eviction import new_policy
@@ -16,8 +15,12 @@ from simulator.cluster.records import Records
 from simulator.hardware import Hardware
 from simulator.workload import SimRequest, Workload
 from springtide.blocks import blocks_for
+from springtide.choices import EvictionName, RoutingName
 from springtide.errors import PoolFull
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, BlockKey
+
+DECODING_TOKENS = 64
+"""What a sequence that decodes counts among the tokens to prefill, for who routes by load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class CoupledOptions:
     """New tokens in one iteration, those of decode included: what is left over from decode, prefill may use."""
     cache_tokens: int | None = None
     """Of KV on one instance; None: what fits beside the weights."""
+    eviction: EvictionName = "lru"
+    """What a full cache gives up: vLLM's, or one of the pool's others."""
+    routing: RoutingName = "cache-aware"
+    """Who serves a request: the one with the least to do before and with it, what it has of the prefix or is about to compute of it
+    counted, as with routers that know the caches (Dynamo's KV router, llm-d, SGLang's); or just the one with the least to do."""
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class _Sequence:
     request: SimRequest
     attempt_id: AttemptId
     expected_tokens: int
-    """To prefill, by what was cached when it came."""
+    """To prefill, by what was cached or under way when it came."""
     computed: int = 0
     """Tokens of the prompt."""
     generated: int = 0
@@ -56,41 +64,58 @@ class _Instance:
         self._options, self._loop, self._records = options, loop, records
         tokens = options.cache_tokens or options.hardware.device_tokens
         slots = max(1, tokens // options.block_tokens)
-        self._pool = Pool([0] * slots, 1, policy=new_policy("lru", slots))
+        self._pool = Pool([0] * slots, 1, policy=new_policy(options.eviction, slots))
         self._waiting: deque[_Sequence] = deque()
         self._prefilling: list[_Sequence] = []
         self._decoding: list[_Sequence] = []
+        self._to_prefill = 0
+        """Tokens of those that wait or are prefilled."""
+        self._coming: Counter[BlockKey] = Counter()
+        """Blocks of their prompts."""
         self._iteration: Timer | None = None
         self._steps: tuple[float, int] | None = None
         """Of an iteration that is decode alone, and may be many: when it began, and how many they are."""
 
     @property
     def work(self) -> int:
-        """Tokens left to prefill, and those in the batch's context as far as they cost alike."""
-        waiting = sum(sequence.expected_tokens for sequence in self._waiting)
-        return waiting + sum(one.request.input_tokens - one.computed for one in self._prefilling) + 64 * len(self._decoding)
+        """In tokens to prefill."""
+        return self._to_prefill + DECODING_TOKENS * len(self._decoding)
 
     def missing_tokens(self, request: SimRequest) -> int:
-        """Tokens of its prompt that are not cached here."""
+        """Tokens of its prompt that are neither cached here nor will be by its turn."""
         block_tokens = self._options.block_tokens
         keys = prompt_keys(request, 0, (request.input_tokens - 1) // block_tokens, block_tokens)
-        return request.input_tokens - block_tokens * self._pool.num_held(keys)
+        known = self._pool.num_held(keys)
+        while known < len(keys) and keys[known] in self._coming:
+            known += 1
+        return request.input_tokens - block_tokens * known
 
     def arrive(self, sequence: _Sequence) -> None:
+        if self._blocks_of(sequence.request) > self._pool.num_slots:
+            self._records.reject(sequence.index, "too_large")
+            return
         self._waiting.append(sequence)
+        self._to_prefill += sequence.expected_tokens
+        self._coming.update(self._keys_of(sequence.request))
         if self._steps is not None:
             self._cut()
         self._next()
 
+    def _blocks_of(self, request: SimRequest) -> int:
+        return blocks_for(request.input_tokens + request.output_tokens, self._options.block_tokens)
+
+    def _keys_of(self, request: SimRequest) -> tuple[BlockKey, ...]:
+        """Of its prompt."""
+        return prompt_keys(request, 0, request.input_tokens // self._options.block_tokens, self._options.block_tokens)
+
     def _next(self) -> None:
         if self._iteration is not None:
-            return
-        self._admit()
-        if not self._prefilling and not self._decoding:
             return
         hardware, now = self._options.hardware, self._loop.now
         batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)
         rows = self._chunks(max(1, self._options.batch_tokens - batch))
+        if not rows and not batch:
+            return
         if not rows:
             count = min(sequence.request.output_tokens - sequence.generated for sequence in self._decoding)
             self._steps = (now, count)
@@ -99,34 +124,31 @@ class _Instance:
         mixed_ms = hardware.mixed_ms([(tokens, sequence.computed) for sequence, tokens in rows], batch, context)
         self._iteration = self._loop.at(now + mixed_ms / 1000, lambda: self._mixed(rows))
 
-    def _admit(self) -> None:
-        block_tokens = self._options.block_tokens
-        while self._waiting and len(self._prefilling) + len(self._decoding) < self._options.hardware.max_batch:
-            sequence = self._waiting[0]
-            request = sequence.request
-            keys = prompt_keys(request, 0, request.input_tokens // block_tokens, block_tokens)
-            num_blocks = blocks_for(request.input_tokens + request.output_tokens, block_tokens)
-            try:
-                acquired = self._pool.acquire(sequence.attempt_id, keys, num_blocks, (request.input_tokens - 1) // block_tokens)
-            except PoolFull:
-                if num_blocks <= self._pool.num_slots:
-                    return
-                self._records.reject(sequence.index, "too_large")
-                self._waiting.popleft()
-                continue
-            self._waiting.popleft()
-            sequence.computed = sequence.cached = acquired.local_blocks * block_tokens
-            self._prefilling.append(sequence)
-
     def _chunks(self, budget: int) -> list[tuple[_Sequence, int]]:
+        """The prompts' part of an iteration. Who waits is let in only when it is to be computed: what is cached by then, it finds."""
         rows: list[tuple[_Sequence, int]] = []
-        for sequence in self._prefilling:
+        while budget and (len(rows) < len(self._prefilling) or self._admit()):
+            sequence = self._prefilling[len(rows)]
             tokens = min(sequence.request.input_tokens - sequence.computed, budget)
-            if not tokens:
-                break
             rows.append((sequence, tokens))
             budget -= tokens
         return rows
+
+    def _admit(self) -> bool:
+        """Whether the next one is in."""
+        if not self._waiting or len(self._prefilling) + len(self._decoding) >= self._options.hardware.max_batch:
+            return False
+        block_tokens, sequence = self._options.block_tokens, self._waiting[0]
+        request = sequence.request
+        most_cached = (request.input_tokens - 1) // block_tokens
+        try:
+            acquired = self._pool.acquire(sequence.attempt_id, self._keys_of(request), self._blocks_of(request), most_cached)
+        except PoolFull:
+            return False
+        self._prefilling.append(self._waiting.popleft())
+        sequence.computed = sequence.cached = acquired.local_blocks * block_tokens
+        self._to_prefill += request.input_tokens - sequence.computed - sequence.expected_tokens
+        return True
 
     def _cut(self) -> None:
         """The step in flight is the last of those that were to come."""
@@ -152,15 +174,23 @@ class _Instance:
         for sequence, tokens in rows:
             before = sequence.computed // block_tokens
             sequence.computed += tokens
+            self._to_prefill -= tokens
             full = sequence.computed // block_tokens
             if full > before:
                 self._pool.commit(sequence.attempt_id, before, prompt_keys(sequence.request, before, full, block_tokens))
             if sequence.computed == sequence.request.input_tokens:
                 self._prefilling.remove(sequence)
+                self._came(sequence.request)
                 self._decoding.append(sequence)
                 decoding.append(sequence)
         self._generated(decoding, 1)
         self._next()
+
+    def _came(self, request: SimRequest) -> None:
+        for key in self._keys_of(request):
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
 
     def _generated(self, sequences: list[_Sequence], count: int, step_s: float = 0.0) -> None:
         for sequence in list(sequences):
@@ -192,7 +222,8 @@ def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
             loop.at(workload.requests[index + 1].arrival_s, lambda: arrive(index + 1))
         request = workload.requests[index]
         missing = [instance.missing_tokens(request) for instance in instances]
-        chosen = min(range(len(instances)), key=lambda place: instances[place].work + missing[place])
+        cost = missing if options.routing == "cache-aware" else [0] * len(instances)
+        chosen = min(range(len(instances)), key=lambda place: instances[place].work + cost[place])
         instances[chosen].arrive(_Sequence(index, request, AttemptId(str(index)), missing[chosen]))
 
     if workload.requests:

@@ -16,6 +16,7 @@ from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import KNOWN, Hardware, from_profile, load
 from simulator.result import result_of
 from simulator.workload import Workload
+from springtide.choices import RoutingName
 from springtide.config import ClusterConfig, PrefillConfig, load_config
 from springtide.errors import ConfigError
 from springtide.modelinfo import KVSpec, ModelInfo
@@ -39,6 +40,8 @@ class Plan:
     decode: int = 8
     instances: int = 0
     coupled: int = 0
+    routing: RoutingName = "cache-aware"
+    """To the coupled ones."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings of docs/configuration.md by their dotted names, such as `conductor.policy`; what is not there is as in `config_of`."""
     prefill_tokens: int | None = None
@@ -85,6 +88,7 @@ def config_of(plan: Plan) -> ClusterConfig:
         "slo.ttft_ms": PAPER_TTFT_SLO_MS,
         "slo.tbt_ms": PAPER_TBT_SLO_MS,
         "conductor.transfer_bytes_per_s": plan.hardware.link_bytes_per_s,
+        **({"kv.eviction": "lru"} if plan.coupled else {}),
         **plan.config,
     }
     return load_config(None, settings, environ={})
@@ -100,9 +104,16 @@ def simulate(plan: Plan) -> dict[str, Any]:
         "block_tokens": plan.workload.block_tokens,
     }
     if plan.coupled:
-        settings |= {"coupled": plan.coupled, "policy": "cache-aware", "admission": "baseline"}
-        batch_tokens = config.prefill_node.chunk_tokens
-        options = CoupledOptions(plan.hardware, plan.coupled, plan.workload.block_tokens, batch_tokens, plan.decode_tokens)
+        settings |= {"coupled": plan.coupled, "policy": plan.routing, "admission": "baseline", "eviction": config.kv.eviction}
+        options = CoupledOptions(
+            hardware=plan.hardware,
+            instances=plan.coupled,
+            block_tokens=plan.workload.block_tokens,
+            batch_tokens=config.prefill_node.chunk_tokens,
+            cache_tokens=plan.decode_tokens,
+            eviction=config.kv.eviction,
+            routing=plan.routing,
+        )
         records, series, done = run_coupled(plan.workload, options), {}, {}
     else:
         settings |= {"prefill": plan.prefill, "decode": plan.decode, "instances": plan.instances}

@@ -17,6 +17,9 @@ EvictionName = Literal["hit-density", "lru", "lfu", "length-aware"]
 PolicyName = Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin", "random"]
 """`conductor.policy`: conductor/core/placement/policy.py."""
 
+RoutingName = Literal["cache-aware", "least-loaded"]
+"""Of the coupled instances that a simulation compares with: simulator/coupled.py."""
+
 AdmissionName = Literal["baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request"]
 """`conductor.admission`: conductor/core/admission/rules.py."""
 

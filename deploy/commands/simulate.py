@@ -6,15 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
+from deploy.options import names_of
 from simulator.report import write_report
 from simulator.run import Plan, find_hardware
 from simulator.run import simulate as run
 from simulator.workload import Workload, generate, read_trace
+from springtide.choices import RoutingName
 from springtide.errors import ConfigError
 
 
@@ -31,6 +33,7 @@ class SimulateOptions:
     prefill: int
     decode: int
     coupled: int
+    routing: str
     hardware: str
     block_tokens: int
     prefill_tokens: int | None
@@ -52,6 +55,7 @@ def simulate(options: SimulateOptions) -> None:
         decode=options.decode,
         instances=options.instances,
         coupled=options.coupled,
+        routing=_routing(options.routing),
         config=options.config,
         prefill_tokens=options.prefill_tokens,
         decode_tokens=options.decode_tokens,
@@ -79,6 +83,14 @@ def _workload(options: SimulateOptions) -> Workload:
     if options.requests is not None:
         workload = workload.first(options.requests)
     return workload.sped_up(options.speed)
+
+
+def _routing(name: str) -> RoutingName:
+    known: tuple[RoutingName, ...] = get_args(RoutingName)
+    for routing in known:
+        if name == routing:
+            return routing
+    raise ConfigError(f"--routing: {name!r} is not {names_of(RoutingName)}")
 
 
 def _table(result: Mapping[str, Any]) -> Table:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.placement.policy import POLICIES
+from kvstore.core.eviction import EVICTION_POLICIES
 from simulator.cluster import Cluster
 from simulator.cluster.mixed import SimMixed
 from simulator.coupled import CoupledOptions, run_coupled
@@ -17,6 +18,7 @@ from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
 from simulator.workload import SimRequest, Workload, generate
 from simulator.workload.generate import GENERATORS
+from springtide.choices import RoutingName
 
 BLOCK = 512
 HARDWARE = load("a100-llama2-70b")
@@ -34,6 +36,11 @@ def run(requests: Sequence[SimRequest], prefill: int = 2, decode: int = 2, insta
     cluster.run()
     cluster.validate()
     return cluster
+
+
+def cached_tokens(requests: Sequence[SimRequest], instances: int = 1, routing: RoutingName = "cache-aware") -> list[int]:
+    """Of each request, at coupled instances."""
+    return list(run_coupled(Workload("test", BLOCK, requests), CoupledOptions(HARDWARE, instances, BLOCK, routing=routing)).cached_tokens)
 
 
 def test_a_request_alone_takes_what_its_passes_and_steps_take() -> None:
@@ -171,13 +178,54 @@ def test_a_coupled_cluster_routes_by_prefix_and_by_work() -> None:
     first, second = range(100, 120), range(200, 220)
     # The second document comes while the first is computed, and goes to the other instance. Its question finds it there.
     apart = [request(0, 0.0, first), request(1, 0.01, second), request(2, 500.0, second)]
-    cached = run_coupled(Workload("apart", BLOCK, apart), CoupledOptions(HARDWARE, 2, BLOCK)).cached_tokens
-    assert list(cached) == [0, 0, len(second) * BLOCK]
+    assert cached_tokens(apart, instances=2) == [0, 0, len(second) * BLOCK]
     # A queue is not worth one short prefix.
     crowd = [request(0, 0.0, range(2)), *(request(number, 500.0, range(300 * number, 300 * number + 60)) for number in (1, 2, 3))]
     crowd.append(request(4, 500.1, range(2)))
     records = run_coupled(Workload("crowd", BLOCK, crowd), CoupledOptions(HARDWARE, 4, BLOCK))
     assert records.ttft_ms[4] < records.ttft_ms[3]
+
+
+def test_least_loaded_routing_heeds_no_prefix() -> None:
+    document = range(60)
+    # When the question comes, the instance that has the document has something to do.
+    asked = [request(0, 0.0, document), request(1, 500.0, range(100, 110)), request(2, 500.01, document)]
+    assert cached_tokens(asked, instances=2) == [0, 0, len(document) * BLOCK]
+    assert cached_tokens(asked, instances=2, routing="least-loaded") == [0, 0, 0]
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for_and_found() -> None:
+    document = range(60)
+    # The rest of the first one's prompt is less than all of the second one's.
+    asked = [request(0, 0.0, document), request(1, 1.0, document)]
+    assert cached_tokens(asked) == [0, len(document) * BLOCK]
+    assert cached_tokens(asked, instances=2) == [0, len(document) * BLOCK]
+
+
+def test_with_nothing_to_reuse_coupled_clusters_differ_in_their_chunks_alone() -> None:
+    workload = generate("poisson", 2.0, 120.0, seed=3, block_tokens=BLOCK)
+    plans = [
+        Plan(workload, HARDWARE, coupled=2, routing=routing, config={"kv.eviction": eviction})
+        for routing in get_args(RoutingName)
+        for eviction in EVICTION_POLICIES
+    ]
+    first, *others = [simulate(plan)["requests"] for plan in plans]
+    assert all(other == first for other in others)
+    assert simulate(Plan(workload, HARDWARE, coupled=2, config={"prefill_node.chunk_tokens": 512}))["requests"] != first
+
+
+def test_a_coupled_instance_keeps_what_fits_by_the_policy_of_eviction() -> None:
+    often, others = range(8), [range(100 * number, 100 * number + 8) for number in range(1, 8)]
+    uses = [often, often, often, often, *others, often]
+    requests = [request(number, 100.0 * number, blocks) for number, blocks in enumerate(uses)]
+
+    def cached_of_last(**config: Any) -> int:
+        plan = Plan(Workload("one after the other", BLOCK, requests), HARDWARE, coupled=1, config=config, decode_tokens=48 * BLOCK)
+        return int(simulate(plan)["requests"]["cached_tokens"][-1])
+
+    assert cached_of_last() == 0, "the others were used after it"
+    assert cached_of_last(**{"kv.eviction": "lfu"}) == len(often) * BLOCK
+    assert cached_tokens(requests)[-1] == len(often) * BLOCK, "all fit"
 
 
 def test_a_coupled_cluster_ends_every_request_and_keeps_prefixes() -> None:
