@@ -164,6 +164,14 @@ def test_a_simulated_cluster_has_instances_or_both_kinds_of_node(springtide: Spr
     assert result.returncode == 0 and "1 decode + 2 without a split" in result.stdout
 
 
+def test_a_simulated_coupled_cluster_names_its_routing(springtide: Springtide) -> None:
+    coupled = ("simulate", "--workload", "chat", "--requests", "3", "--coupled", "2", "--routing")
+    result = springtide(*coupled, "least-loaded")
+    assert result.returncode == 0 and "2 coupled on a100-llama2-70b, least-loaded" in " ".join(result.stdout.split())
+    result = springtide(*coupled, "fastest")
+    assert result.returncode == 2 and "--routing: 'fastest' is not cache-aware or least-loaded" in result.stderr
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = "import sys, deploy.cli; print([name for name in ('torch', 'grpc', 'numpy', 'httpx', 'fastapi') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
