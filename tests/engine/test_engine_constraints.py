@@ -34,6 +34,13 @@ GRAMMARS = Grammars(INFO)
 SAMPLER = Sampler(INFO, GRAMMARS)
 NO_EOS = TokenIds.of(token for token in range(INFO.vocab_size) if token != EOS)
 
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled here before it is sampled by, and the machine may be busy."""
+    monkeypatch.setattr(constraints, "COMPILED_WITHIN_S", 60.0)
+
+
 PERSON = {
     "type": "object",
     "properties": {
