@@ -13,6 +13,7 @@ from springtide.rpc import common_pb2
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 LAYERS = 12
@@ -29,7 +30,7 @@ def test_a_moved_request_goes_on_from_what_was_sent(tmp_path: Path) -> None:
     prompt, begun = random_prompt(1, 300, 10, 250), Event()
     settings = {"kv": {"arena_size": "256MiB"}, "conductor": {"admission": "baseline"}}
     with (
-        Cluster(model=str(path), dtype="bfloat16", device="cpu", kernels="plain", decode=2, **settings) as cluster,
+        Cluster(model=str(path), dtype="bfloat16", device="cpu", kernels="plain", decode=2, profile=TINY_PROFILE, **settings) as cluster,
         ThreadPoolExecutor(1) as threads,
     ):
         streaming = threads.submit(

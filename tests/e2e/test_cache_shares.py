@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.test_context_caches import ARENA_BLOCKS, BLOCK_TOKENS, EVICTIONS, SPEC, Caches, stable
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 HARD_BLOCKS = ARENA_BLOCKS // 4
 """That a store takes."""
@@ -23,6 +24,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caches]:
     with Cluster(
         model=str(make_tiny_llama(tmp_path_factory.mktemp("model"))),
         dtype="float32",
+        profile=TINY_PROFILE,
         server={"cache_budget_tokens": BUDGET_TOKENS},
         kv={
             "arena_size": ARENA_BLOCKS * SPEC.bytes_per_slot,

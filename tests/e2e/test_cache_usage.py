@@ -17,6 +17,7 @@ from tests.e2e.test_context_caches import ARENA_BLOCKS, BLOCK_TOKENS, CONTEXT, E
 from tests.e2e.test_two_gateways import GATEWAYS, TwoGateways
 from tests.support.cluster import Cluster, hanging, pins_of
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 NODES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 USES_EACH = 12
@@ -107,6 +108,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     with Cluster(
         model=str(make_tiny_llama(tmp_path_factory.mktemp("model"))),
         dtype="float32",
+        profile=TINY_PROFILE,
         prefill=2,
         decode=2,
         server={"separate_gateway": True},

@@ -32,6 +32,7 @@ from springtide.rpc.channels import connect
 from tests.support.cluster import Cluster, hanging
 from tests.support.gaps import LONGEST_GAP_S, streams_while
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 from tests.support.scheduling import asking
 from tests.support.waiting import wait_until
@@ -53,6 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
         model=str(model),
         dtype="float32",
+        profile=TINY_PROFILE,
         prefill=1,
         decode=1,
         prefill_node={"threads": 1},

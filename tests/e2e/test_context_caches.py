@@ -17,6 +17,7 @@ import pytest
 from springtide.modelinfo import KVSpec
 from tests.support.cluster import Cluster, hanging, pins_of
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 BLOCK_TOKENS = 64
 ARENA_BLOCKS = 160
@@ -92,6 +93,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caches]:
     with Cluster(
         model=str(model),
         dtype="float32",
+        profile=TINY_PROFILE,
         prefill=2,
         server={"separate_gateway": True},
         # What nobody pins is lost to a flood for certain: other policies may keep what has been used before.

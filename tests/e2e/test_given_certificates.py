@@ -15,6 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.joined import JoinedNode
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 DECODE = "127.0.0.2"
@@ -33,7 +34,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head(authority: Authority, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """With a prefill node of its own."""
-    settings: dict[str, Any] = {"model": str(model), "served_model_name": "given", "dtype": "float32", "device": "cpu"}
+    settings: dict[str, Any] = {
+        "model": str(model),
+        "served_model_name": "given",
+        "dtype": "float32",
+        "device": "cpu",
+        "profile": TINY_PROFILE,
+    }
     settings["kv"] = {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]}
     settings["tls"] = given(authority, tmp_path_factory.mktemp("head"), LOOPBACK, "localhost")
     with Cluster(**settings, prefill=1, decode=0, join_port=0, valkey_port=0, conductor={"admission": "baseline"}) as cluster:

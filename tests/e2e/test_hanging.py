@@ -19,6 +19,7 @@ from tests.support.gaps import LONGEST_GAP_S, NUM_STREAMS, stream, streams_while
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 from tests.support.scattered import ScatteredCluster
 from tests.support.stuck import stuck
@@ -40,6 +41,7 @@ def new_cluster(model: Path, *, nodes: int = 2, stages: int = 1, ranks: int = 1)
     return Cluster(
         model=str(model),
         dtype="float32",
+        profile=TINY_PROFILE,
         prefill=nodes,
         decode=nodes,
         server={"separate_gateway": True},
@@ -59,7 +61,13 @@ def cluster(model: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def scattered(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
     """Each node in a network of its own."""
-    settings = {"dtype": "float32", "prefill_node.chunk_tokens": 64, "kv.arena_size": "256MiB", "conductor.admission": "baseline"}
+    settings = {
+        "dtype": "float32",
+        "profile": TINY_PROFILE,
+        "prefill_node.chunk_tokens": 64,
+        "kv.arena_size": "256MiB",
+        "conductor.admission": "baseline",
+    }
     with ScatteredCluster(switch, model, further=("prefill-1", "decode-1"), **settings) as cluster:
         until_whole(cluster)
         yield cluster

@@ -12,6 +12,7 @@ from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.hugepages import HUGEPAGE_BYTES, reserved
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 ARENA_BYTES = 64 << 20
@@ -26,6 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(model: Path) -> Iterator[Cluster]:
     settings = {
         "kv": {"arena_size": ARENA_BYTES, "hugepages": HUGEPAGE_BYTES},
+        "profile": TINY_PROFILE,
         "prefill_node": {"threads": 1},
         "decode_node": {"threads": 1, "tensor_parallel": 2},
     }

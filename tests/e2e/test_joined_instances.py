@@ -14,6 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.joined import JoinedNode, ready
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 OUTPUT_TOKENS = 24
@@ -38,6 +39,7 @@ def head(model: Path) -> Iterator[Cluster]:
         model=str(model),
         served_model_name="joined",
         dtype="float32",
+        profile=TINY_PROFILE,
         device="cpu",
         kv=kv,
         prefill=0,

@@ -19,6 +19,7 @@ from tests.support.cluster import Cluster, cached_blocks, evict_all, metric_at
 from tests.support.generate import generate
 from tests.support.joined import JoinedNode, new_token, ready
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 OUTPUT_TOKENS = 24
@@ -42,6 +43,7 @@ def head(model: Path) -> Iterator[Cluster]:
     settings: dict[str, Any] = {"model": str(model), "served_model_name": "joined", "dtype": "float32", "device": "cpu"}
     # Of four streams not all fit on one node.
     settings["decode_node"] = {"max_batch": 3}
+    settings["profile"] = TINY_PROFILE
     with Cluster(
         **settings, kv=kv, prefill=0, decode=0, join_port=0, valkey_port=0, conductor={"admission": "baseline", "leader_lease_s": 1.0}
     ) as cluster:

@@ -14,6 +14,7 @@ import yaml
 
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference
 
 CLIENTS = os.environ.get("CLIENTS", "")
@@ -54,7 +55,7 @@ def test_the_loglikelihoods_of_a_task_are_those_of_transformers(tmp_path: Path) 
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "tiny.yaml").write_text(yaml.safe_dump({**TASK, "dataset_kwargs": {"data_files": {"test": str(data)}}}))
-    with Cluster(model=str(model), dtype="float32") as cluster:
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE) as cluster:
         arguments = {
             "base_url": f"{cluster.url}/v1/completions",
             "model": cluster.model,

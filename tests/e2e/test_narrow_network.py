@@ -14,6 +14,7 @@ from tests.support.gaps import LONGEST_GAP_S
 from tests.support.generate import Generated, generate
 from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 from tests.support.scattered import ScatteredCluster
 
@@ -23,6 +24,7 @@ KV_BYTES_PER_TOKEN = 3 * 2 * 2 * 16 * 4
 """Layers, K and V, heads, their size, float32."""
 SETTINGS = {
     "dtype": "float32",
+    "profile": TINY_PROFILE,
     "kv.block_tokens": 16,
     "kv.arena_size": "64MiB",
     "conductor.admission": "baseline",

@@ -12,11 +12,12 @@ import pytest
 from tests.support.generate import Generated, generate
 from tests.support.models import make_tiny_llama
 from tests.support.netns import Switch
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 from tests.support.scattered import ScatteredCluster
 
 OUTPUT_TOKENS = 24
-SETTINGS = {"dtype": "float32", "kv.block_tokens": 16, "kv.arena_size": "64MiB", "conductor.admission": "baseline"}
+SETTINGS = {"dtype": "float32", "profile": TINY_PROFILE, "kv.block_tokens": 16, "kv.arena_size": "64MiB", "conductor.admission": "baseline"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import pytest
 from tests.support.cluster import OBSERVERS, Cluster
 from tests.support.installation import Installation
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.prometheus import Server, alerts, program, rules
 from tests.support.waiting import wait_until
 from tests.support.watched import SMALL, scraped
@@ -52,7 +53,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as ending:
         for directory in programs:
             environment.setenv("PATH", str(directory), prepend=":")
-        cluster = Cluster(**SMALL, model=str(model), kv={"block_tokens": 16, "arena_size": "32MiB"}, observe=ports)
+        cluster = Cluster(**SMALL, model=str(model), profile=TINY_PROFILE, kv={"block_tokens": 16, "arena_size": "32MiB"}, observe=ports)
         ending.callback(cluster.__exit__, None, None, None)
         cluster.start(OBSERVED)
         said = wait_until(lambda: PLACES.search(cluster.logs()), "it to say where they are", more=cluster.logs)

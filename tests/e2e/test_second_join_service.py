@@ -15,6 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.joined import JoinedNode, new_token, ready
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 from tests.support.valkey import new_valkey
 from tests.support.waiting import wait_until
@@ -27,7 +28,7 @@ OUTPUT_TOKENS = 24
 def test_while_the_head_is_dead_machines_join_at_another_and_have_their_certificates_renewed_there(tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "tiny")
     kv = {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]}
-    settings = {"model": str(model), "served_model_name": "joined", "dtype": "float32", "device": "cpu", "kv": kv}
+    settings = {"model": str(model), "served_model_name": "joined", "dtype": "float32", "device": "cpu", "kv": kv, "profile": TINY_PROFILE}
     settings |= {"prefill": 0, "decode": 0, "join_port": 0, "join_hosts": [SECOND]}
     conductor = {"admission": "baseline", "leader_lease_s": 1.0}
     with new_valkey() as valkey, Cluster(**settings, conductor=conductor, redis_url=valkey.connection_url) as head:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.test_conductor_ha import GOOD, load_on
 from tests.support.cluster import Cluster, members_of, status_of
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.sentinels import WatchedValkey
 
 pytestmark = pytest.mark.alone
@@ -18,7 +19,9 @@ CONDUCTOR = {"replicas": 2, "leader_lease_s": 2.0}
 def test_a_master_that_dies_with_a_sentinel_costs_no_request_and_its_replica_is_told_of_everybody_again(tmp_path: Path) -> None:
     with (
         WatchedValkey(tmp_path) as valkey,
-        Cluster(redis_url=valkey.url, prefill=1, decode=1, conductor=CONDUCTOR, kv={"arena_size": "256MiB"}) as cluster,
+        Cluster(
+            redis_url=valkey.url, profile=DEMO_PROFILE, prefill=1, decode=1, conductor=CONDUCTOR, kv={"arena_size": "256MiB"}
+        ) as cluster,
     ):
 
         def everybody() -> set[tuple[str, str, int]]:

@@ -15,6 +15,7 @@ from springtide.protocol.instances import Role
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 from tests.support.role_switch import switch
 
@@ -31,7 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(model: Path) -> Iterator[Cluster]:
     prefill = {"stages": 2, "chunk_tokens": 32, "threads": 1}
-    with Cluster(model=str(model), dtype="float32", prefill_node=prefill, conductor={"admission": "baseline"}) as cluster:
+    with Cluster(
+        model=str(model), dtype="float32", profile=TINY_PROFILE, prefill_node=prefill, conductor={"admission": "baseline"}
+    ) as cluster:
         yield cluster
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 BLOCK_TOKENS = 16
 PROMPT = "the same words over and over again, so that there are many blocks. " * 8
@@ -23,7 +24,7 @@ PROMPT = "the same words over and over again, so that there are many blocks. " *
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = make_tiny_llama(tmp_path_factory.mktemp("model"))
     kv = {"block_tokens": BLOCK_TOKENS, "arena_size": "4MiB"}
-    with Cluster(model=str(model), dtype="float32", kv=kv) as cluster:
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE, kv=kv) as cluster:
         yield cluster
 
 

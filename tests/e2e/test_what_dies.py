@@ -14,6 +14,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 
 TESTS = Path(__file__).parents[1]
@@ -80,6 +81,7 @@ def new_cluster(model: Path, *, separate_gateway: bool) -> Cluster:
     return Cluster(
         model=str(model),
         dtype="float32",
+        profile=TINY_PROFILE,
         server={"separate_gateway": separate_gateway},
         kv={"arena_size": "256MiB"},
         conductor={"admission": "baseline"},

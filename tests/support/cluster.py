@@ -59,6 +59,8 @@ class Cluster:
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         split = {} if "instances" in settings else {"prefill": 1, "decode": 1}
         self._settings = {**split, **settings, "server": server}
+        self.profile: str | None = settings.get("profile")
+        """For machines that join: it is each one's own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._names: frozenset[str] = frozenset()
         self._before: dict[str, int] = {}
@@ -72,8 +74,9 @@ class Cluster:
             raise
         return self
 
-    def start(self, installation: Installation) -> None:
-        """`springtide up` of this installation, until it is ready."""
+    def start(self, installation: Installation, **settings: Any) -> None:
+        """`springtide up` of this installation, until it is ready; from here on with these settings, too."""
+        self._settings |= settings
         config = Path(self._scratch.name, "config.yaml")
         config.write_text(yaml.safe_dump(self._settings))
         with self._output.open("ab") as output:

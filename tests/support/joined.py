@@ -59,12 +59,15 @@ class JoinedNode:
         """`prefix`: what the command is run behind, such as a network of its own. `invitation`: as of new_token, from before.
         `installation`: whose command it is; None: that of whoever runs the tests. `says_role`: False for what a node is that says none."""
         installation = installation or this_installation()
+        self.profile = cluster.profile
         self.name = f"{role}-{address.rpartition('.')[2]}"
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         token, join = invitation or new_token(cluster)
         command = [*prefix, *installation.springtide, "node", *([role] if says_role else []), "--join", join, "--address", address]
         if "--group" not in options:  # whose stages are named after it
             command += ["--name", self.name]
+        if self.profile is not None:
+            command += ["--set", f"profile={self.profile}"]
         with self._output.open("wb") as output:
             environment = {**installation.environment, "SPRINGTIDE_JOIN_TOKEN": token}
             self.process = subprocess.Popen([*command, *options], stdout=output, stderr=output, env=environment)
