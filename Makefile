@@ -20,8 +20,8 @@ test: $(VENV)/.installed-dev lint ## every check and test
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" tests/e2e --durations 10 $(ARGS)
 	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
 
-test-long: $(VENV)/.installed-dev ## whole of what `make test` tries a part of: two hundred schemas with three models, a batch of 500 lines while all is killed
-	EVERY_SCHEMA=1 BATCH_LINES=500 $(BIN)/pytest -k "schema or every_line" -rP tests/e2e/test_structured_output.py tests/e2e/test_batches.py $(ARGS)
+test-long: $(VENV)/.installed-dev ## whole of what `make test` tries a part of: two hundred schemas with three models, a batch of 500 lines while all is killed, a thousand moves
+	EVERY_SCHEMA=1 BATCH_LINES=500 MOVES=1000 $(BIN)/pytest -k "schema or every_line or many_move" -rP tests/e2e/test_structured_output.py tests/e2e/test_batches.py tests/e2e/test_moves.py $(ARGS)
 
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## instructor, OpenAI's agents and lm-eval, unmodified, from an environment of their own
 	CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/pytest -m 'slow or not slow' tests/e2e/clients/test_instructor.py tests/e2e/clients/test_openai_agents.py tests/e2e/test_lm_eval.py $(ARGS)

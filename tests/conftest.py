@@ -16,10 +16,12 @@ _INJECTED = "injected faults"
 _LONG = (
     "tests/deploy/test_deploy_chart_runs",
     "tests/deploy/test_deploy_docker.py",
+    "tests/e2e/test_accounts.py",
     "tests/e2e/test_bfloat16.py",
     "tests/e2e/test_exactness.py",
     "tests/e2e/test_failure.py",
     "tests/e2e/test_joining.py",
+    "tests/e2e/test_moves.py",
     "tests/e2e/test_structured_output.py",
     "tests/e2e/test_two_gateways.py",
 )

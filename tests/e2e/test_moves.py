@@ -1,8 +1,11 @@
-"""Sequences that move to another decode node while they run: answers are those of the model alone, and nothing is lost or left behind."""
+"""Sequences that move to another decode node while they run: answers are those of the model alone, and nothing is lost or left behind.
+
+`MOVES=1000 pytest tests/e2e/test_moves.py` has more of them (`make test-long`)."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -122,16 +125,17 @@ def generated(cluster: Cluster, prompt: list[int], on_token: Callable[[int], Non
     return generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, on_token=on_token, timeout_s=300).token_ids
 
 
+NUM_MOVES = int(os.environ.get("MOVES", "40"))
 VICTIMS = ("decode-0", "decode-1-store", "conductor-0", "prefill-0", "decode-2", "decode-0-store")
 
 
-@pytest.mark.parametrize("moves", [40, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(cluster: Cluster, moves: int) -> None:
+@pytest.mark.timeout(3600)
+def test_nothing_is_lost_or_left_behind_while_many_move_and_some_are_killed(cluster: Cluster) -> None:
     moved, rounds = 0.0, 0
     lengths = {seed: 60 + 90 * (seed % 9) for seed in range(100, 108)}
     # As long as nothing moves they are transformers' (above), who take a minute for all of them.
     wanted = {seed: generated(cluster, prompt_of(seed, length)) for seed, length in lengths.items()}
-    while moved < moves:
+    while moved < NUM_MOVES:
         killed = threading.Event()
         victim = VICTIMS[rounds % len(VICTIMS)] if rounds % 2 else None
 
