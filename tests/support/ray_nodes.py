@@ -247,9 +247,10 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def cluster_on(machines: RayMachines, patience_s: float, ray: Mapping[str, Any] | None = None, **settings: Any) -> Iterator[Cluster]:
-    """A cluster whose nodes Ray places on `machines`, and which refuses nothing for load; it may take `patience_s` to start. `ray` are
-    further settings of that section."""
+    """A cluster whose nodes Ray places on `machines`, and which refuses nothing for load; it may take `patience_s` to start, and as long to
+    end. `ray` are further settings of that section."""
     everywhere: dict[str, Any] = {"device": "cpu", "join_port": 0, "valkey_port": 0, "conductor": {"admission": "baseline"}}
-    started_with, patience = mock.patch.dict(os.environ, ENVIRONMENT), mock.patch("tests.support.cluster.START_TIMEOUT_S", patience_s)
+    started_with, limits = mock.patch.dict(os.environ, ENVIRONMENT), ("START_TIMEOUT_S", "STOP_TIMEOUT_S")
+    patience = mock.patch.multiple("tests.support.cluster", **dict.fromkeys(limits, patience_s))
     with started_with, patience, Cluster(**everywhere | settings, ray={"address": machines.address, **(ray or {})}) as cluster:
         yield cluster
