@@ -6,14 +6,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from cryptography import x509
 
-from deploy import cli
 from deploy.ca.authority import addresses_in
 from deploy.local import rundir
 from deploy.local.certificates import OwnCertificates
@@ -22,13 +20,8 @@ from deploy.local.plan import ClusterPaths, client_host, free_port, metrics_port
 from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Result:
-    returncode: int
-    stdout: str
-    stderr: str
+from tests.support import command
+from tests.support.command import Result
 
 
 class Springtide(Protocol):
@@ -36,22 +29,11 @@ class Springtide(Protocol):
 
 
 @pytest.fixture
-def springtide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Springtide:
+def springtide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Springtide:
     """Runs the command in this process, with `tmp_path` as temporary directory."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "400")
-
-    def run(*arguments: str, **environment: str) -> Result:
-        with monkeypatch.context() as changed:
-            changed.setattr(sys, "argv", ["springtide", *arguments])
-            for name, value in environment.items():
-                changed.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-        output = capsys.readouterr()
-        return Result(ended.value.code if isinstance(ended.value.code, int) else 0, output.out, output.err)
-
-    return run
+    return command.springtide
 
 
 def left_behind(tmp: Path) -> list[str]:

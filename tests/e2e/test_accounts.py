@@ -7,8 +7,6 @@ import asyncio
 import datetime
 import json
 import ssl
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ import redis.asyncio as redis
 from gateway.accounts.usage import Counts, UsageBook, today
 from springtide.errors import Unavailable
 from springtide.rpc import inference_pb2, inference_pb2_grpc
+from tests.support import command
 from tests.support.certificates import Authority
 from tests.support.cluster import Cluster
 from tests.support.profiles import DEMO_PROFILE
@@ -148,8 +147,7 @@ class Tenant:
 
 
 def springtide(cluster: Cluster, *arguments: str) -> str:
-    command = [sys.executable, "-m", "deploy.cli", *arguments, "--url", cluster.url]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = command.springtide(*arguments, "--url", cluster.url)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ import openai
 import pytest
 
 from springtide.modelinfo import KVSpec
+from tests.support import command
 from tests.support.cluster import Cluster, hanging, pins_of
 from tests.support.models import make_tiny_llama
 from tests.support.profiles import TINY_PROFILE
@@ -201,8 +200,7 @@ def test_when_every_store_that_held_it_is_killed_it_is_computed_anew(caches: Cac
 
 def test_the_command_makes_shows_and_ends_caches(caches: Caches, tmp_path: Path) -> None:
     def springtide(*arguments: str, code: int = 0) -> Any:
-        command = [sys.executable, "-m", "deploy.cli", "cache", *arguments, "--url", caches.cluster.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = command.springtide("cache", *arguments, "--url", caches.cluster.url)
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout) if "--json" in arguments else done.stdout + done.stderr
 

@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.command import Result, springtide
 from tests.support.models import make_tiny_llama
 from tests.support.profiles import TINY_PROFILE
 
@@ -28,9 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def run(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.cli", "store", *arguments, "--url", cluster.url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"COLUMNS": "80", "PATH": "", "HOME": str(Path.home())})
+def run(cluster: Cluster, *arguments: str) -> Result:
+    return springtide("store", *arguments, "--url", cluster.url, COLUMNS="80")
 
 
 def ask(cluster: Cluster, *arguments: str) -> list[dict[str, Any]]:
