@@ -3,7 +3,7 @@
 A request is scheduled, runs as an attempt on one (prefill, decode) pair and, when that fails, is scheduled again with the tokens it has
 already received, until it has its one terminal reply. Whatever is late, duplicate or about an attempt that is over changes nothing.
 
-It may move to another decode node while it runs: a successor of its attempt begins there, and takes its place with its first token.
+It may move to another decode node while it runs: a successor of its attempt begins there, and takes its place when it has caught up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from springtide.protocol.attempts import NO_ATTEMPT, LiveAttempt, Phase, Progres
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, HandedOver, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Reason, Schedule, Terms
-from springtide.protocol.starts import DecodeStart, PrefillStart
+from springtide.protocol.starts import DecodeStart, ForetellTokens, PrefillStart
 from springtide.protocol.timings import DecodeTimes
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
@@ -369,11 +369,8 @@ class GatewayCore:
         if running is None or running[1].first_token_seen:
             return []
         state, attempt = running
-        moved: list[ev.Action] = []
         if attempt is not state.attempt:
-            moved = self._judge_successor(state, attempt, event.output, now)
-            if attempt is not state.attempt:
-                return moved
+            return self._on_successor(state, attempt, event, now)
         if state.scores_prompt and event.prompt_logprobs is None:
             culprit = attempt.instance_of(Role.PREFILL)
             return self._fail(state, attempt, f"{culprit} sent no log-probabilities of the prompt", [culprit], now)
@@ -384,7 +381,6 @@ class GatewayCore:
         if state.cached_tokens is None:
             state.cached_tokens = event.cached_tokens
         actions: list[ev.Action] = [
-            *moved,
             ev.Report(
                 Progress(
                     attempt.attempt_id,
@@ -418,6 +414,8 @@ class GatewayCore:
         if running is None:
             return []
         state, attempt = running
+        if attempt is not state.attempt:
+            return self._on_successor(state, attempt, output, now)
         attempt.pulses[Role.DECODE].move(self._observed.now)
         if not (attempt.first_token_seen or attempt.prefill_open or attempt.assignment.inlined):
             return self._part(state, attempt, f"{attempt.instance_of(Role.DECODE)} goes on from a token that was not made", now)
@@ -452,6 +450,9 @@ class GatewayCore:
             actions += self._finish(state, output.finish, output.stop_token)
         elif len(state.tokens) >= state.generation.sampling.max_tokens:
             actions += self._finish(state, Finish.LENGTH)
+        elif fresh and state.move is not None and (successor := state.move.attempt) is not None:
+            foretold = ForetellTokens(successor.attempt_id, expected, tuple(state.tokens[expected:]))
+            actions.append(ev.Foretell(successor.instance_of(Role.DECODE), foretold))
         return actions
 
     # ---- failures ----
@@ -498,7 +499,7 @@ class GatewayCore:
             return self._give_up_move(state, message)
         waited_s = now - attempt.started_at
         actions = self._stop_attempt(state, attempt, Phase.FAILED, why=message, full=True)
-        if succeeded := self._succeeded(state, attempt):
+        if succeeded := self._succeeded(state, attempt, now):
             return [*actions, *succeeded]
         state.crowded_out += 1
         state.waiting_since = None  # somebody is there
@@ -523,7 +524,7 @@ class GatewayCore:
             else:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
                 actions += self._stop_attempt(state, attempt, Phase.FAILED, event.instance_id, message)
-                actions += (succeeded := self._succeeded(state, attempt))
+                actions += (succeeded := self._succeeded(state, attempt, now))
                 if not succeeded:
                     state.avoid = _merge(state.avoid, [event.instance_id])
                     actions += self._wait_for_capacity(state, message, now)
@@ -536,7 +537,7 @@ class GatewayCore:
         if attempt is not state.attempt:
             return self._give_up_move(state, message)
         actions = self._stop_attempt(state, attempt, Phase.FAILED, next(iter(culprits)) if len(culprits) == 1 else "", message)
-        if succeeded := self._succeeded(state, attempt):
+        if succeeded := self._succeeded(state, attempt, now):
             return [*actions, *succeeded]
         state.avoid = _merge(state.avoid, culprits)
         state.waiting_since = None  # somebody was there
@@ -615,22 +616,37 @@ class GatewayCore:
             why = "the Conductor has placed it where it cannot go on"
             return [ev.Report(Progress(assignment.attempt_id, Phase.MOVED)), ev.MoveGivenUp(state.generation.request_id, why)]
         state.keys = self._hashing.keys(state.generation, state.token_ids, state.keys)
-        move.successors += 1
-        move.attempt, start = self._begin(state, assignment, waits=False, now=now)
+        successor, start = self._begin(state, assignment, waits=False, now=now)
+        move.begin(successor)
         return [ev.StartAtDecode(assignment.decode, start, successor=True)]
 
-    def _judge_successor(self, state: RequestState, successor: AttemptState, output: TokenOutput, now: float) -> list[ev.Action]:
-        """Its first token has come: it takes the attempt's place, or another one is to be closer to it, or none does."""
-        attempt, move, behind = state.attempt, state.move, len(state.tokens) - successor.base
+    def _on_successor(self, state: RequestState, successor: AttemptState, event: PrefillDone | TokenOutput, now: float) -> list[ev.Action]:
+        """It has come to a token: it takes the attempt's place, or goes on to catch up, or another one is to be closer to it, or none does.
+        What it comes to before it has taken the place, the client has already."""
+        attempt, move = state.attempt, state.move
         assert attempt is not None and move is not None
-        if _differs(output, state.tokens) or (output.finish is not None and behind > 0):
-            return self._give_up_move(state, f"{successor.instance_of(Role.DECODE)} comes to other tokens than were sent")
+        output = event.output if isinstance(event, PrefillDone) else event
+        successor.pulses[Role.DECODE].move(self._observed.now)
+        if output.end <= successor.end and output.finish is None:
+            return []  # It has been here before.
+        where = successor.instance_of(Role.DECODE)
+        if output.position > successor.end or (move.first is None) is not isinstance(event, PrefillDone):
+            return self._give_up_move(state, f"{where} sent output position {output.position} where {successor.end} was due")
+        if _differs(output, state.tokens) or (output.finish is not None and output.end < len(state.tokens)):
+            return self._give_up_move(state, f"{where} comes to other tokens than were sent")
+        if isinstance(event, PrefillDone):
+            move.first = event
+        behind = len(state.tokens) - output.end
         verdict = move.judge(behind)
         if verdict == "far":
-            return self._give_up_move(state, f"{successor.instance_of(Role.DECODE)} is {behind} tokens behind")
+            return self._give_up_move(state, f"{where} is {behind} tokens behind")
         if verdict == "close":
-            actions = self._stop_attempt(state, attempt, Phase.MOVED)
-            return [*actions, self._take_place(state, attempt, successor, behind)]
+            stopped = self._stop_attempt(state, attempt, Phase.MOVED)
+            actions = [*stopped, *self._take_place(state, attempt, move, successor, max(behind, 0), now)]
+            return actions if isinstance(event, PrefillDone) else [*actions, *self._on_decode_output(event, now)]
+        successor.end = output.end
+        if verdict == "wait":
+            return []
         *aborts, report = self._stop_attempt(state, successor, Phase.MOVED, why=f"it was {behind} tokens behind")
         state.tries += 1
         begun = self._start_successor(state, move, replace(successor.assignment, attempt_id=state.attempt_id), now)
@@ -638,13 +654,16 @@ class GatewayCore:
         # In this order the Conductor knows that the move goes on.
         return [*aborts, *begun, ev.TellPlaced(state.live_attempt(move.attempt)), report]
 
-    def _take_place(self, state: RequestState, attempt: AttemptState, successor: AttemptState, behind: int | None) -> ev.Moved:
+    def _take_place(
+        self, state: RequestState, attempt: AttemptState, move: Move, successor: AttemptState, behind: int | None, now: float
+    ) -> list[ev.Action]:
         """The request is the successor's from now on. `behind`: as of Moved."""
         state.attempt, state.move = successor, None
         successor.sent_from = len(state.tokens)
-        return ev.Moved(state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind)
+        moved = ev.Moved(state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind)
+        return [moved] if move.first is None else [moved, *self._on_prefill_done(move.first, now)]
 
-    def _succeeded(self, state: RequestState, failed: AttemptState) -> list[ev.Action]:
+    def _succeeded(self, state: RequestState, failed: AttemptState, now: float) -> list[ev.Action]:
         """What is done where a successor runs, which takes the place of the attempt that has failed; nothing where there is none."""
         move, state.move = state.move, None
         if move is None:
@@ -653,7 +672,7 @@ class GatewayCore:
             del self._moves[move.asked]
         if move.attempt is None:
             return []
-        return [self._take_place(state, failed, move.attempt, None)]
+        return self._take_place(state, failed, move, move.attempt, None, now)
 
     def _give_up_move(self, state: RequestState, why: str) -> list[ev.Action]:
         actions = self._end_move(state, why)

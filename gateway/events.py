@@ -23,7 +23,7 @@ from springtide.protocol.outputs import (
 )
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import NO_TERMS, Assignment, Rejection, Schedule, Terms
-from springtide.protocol.starts import DecodeStart, PrefillStart
+from springtide.protocol.starts import DecodeStart, ForetellTokens, PrefillStart
 from springtide.protocol.timings import DecodeTimes
 
 # ---- what is scheduled ----
@@ -237,6 +237,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Foretell:
+    """Tell a successor what the attempt has come to whose place it is to take."""
+
+    instance_id: InstanceId
+    tokens: ForetellTokens
+
+
+@dataclass(frozen=True, slots=True)
 class TellPlaced:
     """Tell all Conductors of an attempt that none of them has placed."""
 
@@ -245,7 +253,7 @@ class TellPlaced:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The request goes on at another decode node. `behind`: tokens that it has to compute again, for they were sent before; None: it is not
+    """The request goes on at another decode node. `behind`: tokens that it has yet to come to, for they were sent before; None: it is not
     there yet, but the old place has failed."""
 
     request_id: RequestId
@@ -294,4 +302,6 @@ class Terminal:
     reply: Finished | Failed | Cancelled
 
 
-Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | EmitPrompt | Report | TellPlaced | Moved | MoveGivenUp | Terminal
+Action = (
+    Schedule | StartAtDecode | StartAtPrefill | Foretell | Abort | Emit | EmitPrompt | Report | TellPlaced | Moved | MoveGivenUp | Terminal
+)

@@ -42,7 +42,7 @@ CROWDED_OUT = Counter("springtide_gateway_crowded_out_attempts_total", "Attempts
 MOVES = Counter("springtide_gateway_moves_total", "Running requests that were to go on elsewhere: moved, or given_up.", ["outcome"])
 MOVED_BEHIND = Histogram(
     "springtide_gateway_moved_behind_tokens",
-    "Tokens that had been sent before, and had to be computed again after a move.",
+    "Tokens that had been sent, and that it had yet to come to, when a successor took the place of an attempt.",
     buckets=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
 )
 LOST_REPORTS = Counter(

@@ -25,6 +25,7 @@ from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import Schedule, ScheduleReply
+from springtide.protocol.starts import AbortAttempt
 from springtide.supervision import end, supervised
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,9 @@ class Runner:
             case ev.StartAtPrefill(instance, start):
                 self._sessions.start(Role.PREFILL, instance, start)
             case ev.Abort(side, instance_id, attempt_id):
-                self._sessions.abort(side, instance_id, attempt_id)
+                self._sessions.tell(side, instance_id, AbortAttempt(attempt_id))
+            case ev.Foretell(instance_id, tokens):
+                self._sessions.tell(Role.DECODE, instance_id, tokens)
             case ev.Emit(request_id, tokens):
                 self._emit(request_id, action)
                 metrics.OUTPUT_TOKENS.inc(len(tokens))

@@ -17,7 +17,7 @@ from springtide.protocol import wire
 from springtide.protocol.codec import Encoder
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate, HandedOver, PrefillDone
-from springtide.protocol.starts import AbortAttempt, DecodeCommand, DecodeStart, PrefillCommand, PrefillStart
+from springtide.protocol.starts import AbortAttempt, DecodeCommand, DecodeStart, ForetellTokens, PrefillCommand, PrefillStart
 from springtide.rpc import node_pb2_grpc
 from springtide.rpc.channels import connect
 
@@ -156,11 +156,11 @@ class SessionPool:
         session.attempts.add(start.request.attempt_id)
         session.send(start)
 
-    def abort(self, side: Role, instance_id: InstanceId, attempt_id: AttemptId) -> None:
+    def tell(self, side: Role, instance_id: InstanceId, word: AbortAttempt | ForetellTokens) -> None:
         """Does nothing when the session over which the attempt ran is gone: the node has aborted it by itself."""
         session = self._sessions.get((side, instance_id))
-        if session is not None and attempt_id in session.attempts:
-            session.send(AbortAttempt(attempt_id))
+        if session is not None and word.attempt_id in session.attempts:
+            session.send(word)
 
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt is over: the loss of its sessions would no longer matter to it."""

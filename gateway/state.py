@@ -10,7 +10,7 @@ from gateway.events import Generation
 from springtide.ids import AttemptId, BlockKey, InstanceId
 from springtide.protocol.attempts import NO_ATTEMPT, LiveAttempt, Phase
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import AttemptSign, TokenOutput
+from springtide.protocol.outputs import AttemptSign, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Terms
 from springtide.protocol.starts import Request
 
@@ -45,8 +45,9 @@ class Limits:
 
 STEPS_AT_A_STANDSTILL = 20
 
-CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS = 2, 16, 4
-"""So few tokens behind, a successor takes the attempt's place at once; so many, none does; and so many begin at most."""
+CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS = 1, 16, 4
+"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; so many behind, none does; and so many begin at
+most."""
 
 
 class Hashing(Protocol):
@@ -162,24 +163,38 @@ class AttemptState:
 @dataclass(slots=True)
 class Move:
     """The way of a request that runs to another decode node. A successor of its attempt has the prefix brought there and computes what is
-    lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens, which have to be
-    computed there again: while these are many, for a long prefix had to be brought, another successor begins at the same place, which finds
-    most of it there."""
+    lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens. Few of them it
+    computes in one step, for they are foretold to it, and it takes the attempt's place when it has caught up. While they are many, for a
+    long prefix had to be brought, another successor begins at the same place, which finds most of it there."""
 
     asked: AttemptId | None
     """For which the Conductor's answer is awaited; None: the successor runs."""
     attempt: AttemptState | None = None
     """The successor that runs."""
-    successors: int = 0
+    first: PrefillDone | None = None
+    """With its first token."""
     behind: int | None = None
-    """By how many tokens the last one was behind."""
+    """By how many tokens it was behind when it last came to some."""
+    successors: int = 0
+    behind_before: int | None = None
+    """The same of the successor before it, at last."""
 
-    def judge(self, behind: int) -> Literal["close", "again", "far"]:
-        """What becomes of a successor that is so many tokens behind: it goes on, or another begins that is to be closer, or none does."""
+    def begin(self, attempt: AttemptState) -> None:
+        """Another successor runs from now on."""
+        self.attempt, self.first, self.behind, self.behind_before = attempt, None, None, self.behind
+        self.successors += 1
+
+    def judge(self, behind: int) -> Literal["close", "wait", "again", "far"]:
+        """What becomes of a successor that has come to a token and is so many behind. close: it takes the attempt's place. wait: it catches
+        up. again: another begins that is to be closer. far: none does."""
         before, self.behind = self.behind, behind
+        if behind <= 0:
+            return "close"
+        if behind <= FAR_TOKENS and (before is None or behind < before):
+            return "wait"
         if behind <= CLOSE_TOKENS:
             return "close"
-        no_closer = before is not None and behind >= before
+        no_closer = self.behind_before is not None and behind >= self.behind_before
         if self.successors < MOST_SUCCESSORS and not (no_closer and behind <= FAR_TOKENS):
             return "again"
         return "close" if behind <= FAR_TOKENS else "far"

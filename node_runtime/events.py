@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias, TypeVar
 from springtide.clock import Tick
 from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate, PrefillUpdate
-from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens, PrefillStart
 from springtide.values import value_class
 
 StartT = TypeVar("StartT", PrefillStart, DecodeStart)
@@ -57,7 +57,9 @@ class Quiet:
     wanted: bool
 
 
-EngineEvent: TypeAlias = Start[StartT] | AbortAttempt | SessionEnded | Tick | StoreConnected | StoreLost | Quiet | storage.Notice
+Ordered: TypeAlias = Start[StartT] | AbortAttempt | ForetellTokens | SessionEnded
+"""What comes of what a gateway says. Prefill engines are foretold nothing."""
+EngineEvent: TypeAlias = Ordered[StartT] | Tick | StoreConnected | StoreLost | Quiet | storage.Notice
 """What happens to an engine of either kind; what it computes tells events of its own."""
 
 

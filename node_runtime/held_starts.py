@@ -11,7 +11,7 @@ from typing import Generic
 from llguidance import LLMatcher
 
 from engine.sampling.grammars import Grammars
-from node_runtime.events import SessionEnded, Start, StartT
+from node_runtime.events import Ordered, SessionEnded, Start, StartT
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode
 from springtide.protocol.starts import AbortAttempt
@@ -70,7 +70,7 @@ class HeldStarts(Generic[StartT]):
             del self._compiled_for[attempt_id]
         self._not_seen = gone - self._not_seen
 
-    def keeps(self, event: Start[StartT] | AbortAttempt | SessionEnded) -> bool:
+    def keeps(self, event: Ordered[StartT]) -> bool:
         """Whether the event is not for the core, or not yet."""
         match event:
             case Start(_, start):

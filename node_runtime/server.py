@@ -16,14 +16,14 @@ import grpc.aio
 from engine.batch import Int32Array
 from engine.sampling.grammars import Grammars
 from kvstore.link import StoreLink
-from node_runtime.events import EngineEvent, Quiet, SendUpdate, SessionEnded, Start, StartT, StoreConnected, StoreLost, UpdateT
+from node_runtime.events import EngineEvent, Ordered, Quiet, SendUpdate, StartT, StoreConnected, StoreLost, UpdateT
 from node_runtime.held_starts import HeldStarts
 from node_runtime.loading import Parts, shared_arena
 from node_runtime.metrics import VllmMetrics
 from node_runtime.model_thread import ObservedSpan
 from node_runtime.neighbours import Neighbours
 from node_runtime.role_switch import PendingSwitch
-from node_runtime.servicer import EngineService, EngineServicer, check_start
+from node_runtime.servicer import EngineService, EngineServicer, check_command
 from node_runtime.slot_claims import SlotUse
 from springtide.clock import Tick
 from springtide.errors import PeerLost
@@ -31,7 +31,6 @@ from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load, LoadReport
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, AttemptSigns
-from springtide.protocol.starts import AbortAttempt
 from springtide.supervision import supervised
 
 TICK_S = 0.25
@@ -98,7 +97,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self.link: StoreLink | None = None
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
-        self.check = partial(check_start, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
+        self.check = partial(check_command, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
         """Raises InvalidRequest for what can never succeed."""
         if arguments.config.prefill_node.spread_stages:
             keeps_role = "its node's store has some of the layers alone"
@@ -164,7 +163,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         """Hands the event to the core, after those before it."""
         self._inbox.put_nowait(event)
 
-    def _commanded(self, event: Start[StartT] | AbortAttempt | SessionEnded) -> None:
+    def _commanded(self, event: Ordered[StartT]) -> None:
         if not self._held.keeps(event):
             self.tell(event)
 

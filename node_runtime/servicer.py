@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from node_runtime.events import SessionEnded, Start, StartT, UpdateT
+from node_runtime.events import Ordered, SessionEnded, Start, StartT, UpdateT
 from node_runtime.role_switch import PendingSwitch
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest
@@ -22,7 +22,7 @@ from springtide.protocol import wire
 from springtide.protocol.codec import Decoder, Encoder
 from springtide.protocol.instances import LoadReport, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSigns, Failure, FailureCode
-from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens, PrefillStart
 from springtide.rpc import node_pb2
 from springtide.trace_context import TRACE_IDS
 
@@ -43,7 +43,7 @@ class EngineService(Generic[StartT, UpdateT]):
     role: Role
     add_to_server: Callable[[Any, grpc.aio.Server], None]
     """Registers a servicer: a function of the kind's stubs."""
-    commands: Decoder[Any, StartT | AbortAttempt]
+    commands: Decoder[Any, StartT | AbortAttempt | ForetellTokens]
     updates: Encoder[UpdateT]
     failed: Callable[[AttemptFailed], UpdateT]
     signs: Callable[[AttemptSigns], UpdateT]
@@ -55,8 +55,8 @@ class EngineServicer(Generic[StartT, UpdateT]):
     def __init__(
         self,
         service: EngineService[StartT, UpdateT],
-        check: Callable[[StartT], None],
-        tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None],
+        check: Callable[[StartT | ForetellTokens], None],
+        tell: Callable[[Ordered[StartT]], None],
         report: Callable[[], LoadReport],
         clock: Clock,
         keeps_role: str = "",
@@ -66,8 +66,8 @@ class EngineServicer(Generic[StartT, UpdateT]):
         `first_session`: as of GatewaySessions."""
         self.pending_switch = PendingSwitch(service.role, keeps_role)
         self._service: EngineService[StartT, UpdateT] = service
-        self._check: Callable[[StartT], None] = check
-        self._tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None] = tell
+        self._check: Callable[[StartT | ForetellTokens], None] = check
+        self._tell: Callable[[Ordered[StartT]], None] = tell
         self._report = report
         self._clock = clock
         self._changes = Changes()
@@ -121,10 +121,13 @@ class EngineServicer(Generic[StartT, UpdateT]):
             if not isinstance(command, AbortAttempt):
                 self._check(command)
         except (ValueError, InvalidRequest) as error:
-            failure = Failure(FailureCode.INVALID, str(error))
-            self.send(session, self._service.failed(AttemptFailed(message.start.request.attempt_id, failure)))
+            if message.HasField("start"):
+                failure = Failure(FailureCode.INVALID, str(error))
+                self.send(session, self._service.failed(AttemptFailed(message.start.request.attempt_id, failure)))
+            else:
+                logger.warning("a gateway said what makes no sense, and nothing is done: %s", error)
             return
-        if isinstance(command, AbortAttempt):
+        if isinstance(command, AbortAttempt | ForetellTokens):
             self._tell(command)
             return
         request = command.request
@@ -134,16 +137,27 @@ class EngineServicer(Generic[StartT, UpdateT]):
         self._tell(Start(session, command))
 
 
-def check_start(start: PrefillStart | DecodeStart, info: ModelInfo, block_tokens: int) -> None:
-    """Checks an attempt's input against the model. Raises InvalidRequest, naming the field and the value."""
+def check_command(command: PrefillStart | DecodeStart | ForetellTokens, info: ModelInfo, block_tokens: int) -> None:
+    """Checks an attempt's input, or what it is foretold, against the model. Raises InvalidRequest, naming the field and the value."""
+    if isinstance(command, ForetellTokens):
+        _check_tokens(command.token_ids, info)
+    else:
+        _check_start(command, info, block_tokens)
+
+
+def _check_tokens(token_ids: Sequence[int], info: ModelInfo) -> None:
+    if max(token_ids, default=0) >= info.vocab_size:
+        message = f"token_ids must be below the vocabulary size {info.vocab_size}, not {max(token_ids)}"
+        raise InvalidRequest(message, param="token_ids")
+
+
+def _check_start(start: PrefillStart | DecodeStart, info: ModelInfo, block_tokens: int) -> None:
     if isinstance(start, PrefillStart) and start.stays:
         raise InvalidRequest("decode_store_address must not be empty", param="decode_store_address")
     request = start.request
     if request.block_tokens != block_tokens:
         raise InvalidRequest(f"block_tokens must be {block_tokens}, as here, not {request.block_tokens}", param="block_tokens")
-    if max(request.token_ids) >= info.vocab_size:
-        message = f"token_ids must be below the vocabulary size {info.vocab_size}, not {max(request.token_ids)}"
-        raise InvalidRequest(message, param="token_ids")
+    _check_tokens(request.token_ids, info)
     total = request.num_prompt_tokens + request.params.max_tokens
     if total > info.context_length:
         raise InvalidRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from decode_node.core.drafting import PromptLookup
+from decode_node.core.drafting import Foretold, PromptLookup
 from engine.batch import SamplingRow
 from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
@@ -28,10 +28,19 @@ class StepRow(NamedTuple):
     """The very list that `sampling` has. From the sequence's first step on it belongs to whoever runs the steps, which adds each token
     that is sampled: a step that is launched while another runs feeds tokens that the core has not seen yet."""
     most_drafted: int = 0
-    """So many more tokens may be guessed, and computed after the last one: their slots are among `slots`. What is sampled is what would be
-    without, one token after each of the guesses that are right."""
+    """So many more tokens may be guessed, or were foretold, and are computed after the last one: their slots are among `slots`. What is
+    sampled is what would be without, one token after each of these that is right."""
     lookup: PromptLookup | None = None
     """What guesses them. It belongs to whoever runs the steps, as `output_ids` do."""
+    foretold: Foretold | None = None
+    """What has them. Where there is one, nothing is guessed."""
+
+    def draft(self, most: int) -> list[int]:
+        """The tokens, at most so many, as the step begins."""
+        most = min(most, self.most_drafted)
+        if self.foretold is not None:
+            return self.foretold.draft(len(self.output_ids), most)
+        return [] if self.lookup is None else self.lookup.draft(most)
 
     @property
     def position(self) -> int:

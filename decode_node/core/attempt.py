@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decode_node.core.actions import StepRow
-from decode_node.core.drafting import Guessing, PromptLookup
+from decode_node.core.drafting import Foretold, Guessing, PromptLookup
 from engine.batch import SamplingRow
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import AttemptId, BlockKey, NodeId, Slot
@@ -21,6 +21,8 @@ slots, and is brought to the device that computes, or will be when there is room
 batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
+
+_FORETOLD_LATER = 2
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class DecodeAttempt:
     guessing: Guessing = field(default_factory=Guessing)
     lookup: PromptLookup | None = None
     """What guesses, once it runs: of the steps, as `fed_ids` are."""
+    foretold: Foretold | None = None
+    """Where it succeeds another attempt."""
     fed_ids: list[int] = field(default_factory=list)
     """The same as `output_ids`, with what the steps in flight have added by now: theirs alone (see actions.StepRow)."""
     sampling: SamplingRow = field(init=False)
@@ -170,6 +174,11 @@ class DecodeAttempt:
         return min(in_slots, self.request.params.max_tokens - len(self.output_ids) - self.ahead - 1)
 
     @property
+    def num_foretold(self) -> int:
+        """How many tokens the next step may find foretold. Between its launch and its begin, some may be added."""
+        return 0 if self.foretold is None else max(0, self.foretold.end + _FORETOLD_LATER - len(self.output_ids) - self.ahead)
+
+    @property
     def continues(self) -> bool:
         """A token is still to come after the steps in flight, unless one of theirs ends it."""
         return len(self.output_ids) + self.ahead < self.request.params.max_tokens
@@ -204,9 +213,19 @@ class DecodeAttempt:
 
     def row(self, most_drafted: int) -> StepRow:
         """The row that it has in the next step that is launched."""
-        if most_drafted and self.lookup is None:
+        guesses = most_drafted > 0 and not self.num_foretold
+        if guesses and self.lookup is None:
             self.lookup = PromptLookup(self.prompt_ids, self.fed_ids, self.request.params.max_tokens)
-        return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids, most_drafted, self.lookup)
+        return StepRow(
+            self.attempt_id,
+            self.planned_tokens - 1,
+            self.slots,
+            self.sampling,
+            self.fed_ids,
+            most_drafted,
+            self.lookup if guesses else None,
+            None if guesses else self.foretold,
+        )
 
     def times(self, tally: Tally, now: float) -> DecodeTimes:
         """What its time went into so far."""

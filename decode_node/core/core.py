@@ -22,7 +22,7 @@ from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, ComputePrompt, RunStep
 from decode_node.core.attempt import DecodeAttempt
-from decode_node.core.drafting import GuessPrice
+from decode_node.core.drafting import Foretold, GuessPrice
 from decode_node.core.in_flight import LoadsInFlight, StepInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
 from decode_node.core.slot_holders import SlotHolders
@@ -50,7 +50,7 @@ from springtide.protocol.outputs import (
 )
 from springtide.protocol.sampling import Grammar
 from springtide.protocol.scheduling import MOST_LACKING_BLOCKS
-from springtide.protocol.starts import AbortAttempt, DecodeStart
+from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens
 from springtide.protocol.timings import DecodeTimes
 
 LEAST_INLINED, MOST_INLINED = 8, 2
@@ -139,6 +139,8 @@ class DecodeCore:
             case AbortAttempt(attempt_id):
                 if attempt_id in self._attempts:
                     self._forget(self._attempts[attempt_id])
+            case ForetellTokens():
+                self._foretell(event)
             case events.SessionEnded(session):
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._forget(attempt)
@@ -190,7 +192,8 @@ class DecodeCore:
         if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
             return None
         most = 0 if others_wait or self._guess_price.compares else settings.most_drafted
-        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens))
+        drafts = scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens, settings.most_foretold)
+        return self._steps.launch(batch, drafts)
 
     def foreseen(self) -> ForeseenStep:
         """What is known beforehand of the step that was launched last."""
@@ -555,6 +558,12 @@ class DecodeCore:
                 self._reply_failure(attempt, failure.code, failure.message)
                 self._take_off(attempt)
 
+    def _foretell(self, told: ForetellTokens) -> None:
+        attempt = self._attempts.get(told.attempt_id)
+        if attempt is not None:
+            attempt.foretold = attempt.foretold or Foretold()
+            attempt.foretold.add(told.position, told.token_ids)
+
     def _store_lost(self, reason: str) -> None:
         self._claims.store_lost()
         for attempt in self._attempts.values():
@@ -696,10 +705,11 @@ class DecodeCore:
             if isinstance(sampled, Failure):
                 self._fail(attempt, sampled.code, sampled.message)
                 continue
-            if event.drafted and event.drafted[i]:
-                attempt.guessing.observe(event.drafted[i], len(sampled) - 1)
-            elif ended.run.rows[i].most_drafted:
-                attempt.guessing.unfound()
+            if ended.run.rows[i].lookup is not None:
+                if event.drafted and event.drafted[i]:
+                    attempt.guessing.observe(event.drafted[i], len(sampled) - 1)
+                elif ended.run.rows[i].most_drafted:
+                    attempt.guessing.unfound()
             output = self._append(attempt, sampled)
             told[attempt.session][0].append(output)
             if (tally := attempt.tally) is not None:

@@ -27,7 +27,7 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 _WORD = (1 << 64) - 1
 _FEW = 32
 """New tokens that are taken in one by one sooner than together."""
-MOST_DRAFTED = 8
+MOST_DRAFTED, MOST_FORETOLD = 8, 16
 _GAIN = 0.3
 _FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.005, 0.98
 _STEPS_TO_PROBE = 32
@@ -110,6 +110,33 @@ class PromptLookup:
     def _between(self, begin: int, end: int) -> list[int]:
         prompt = len(self._prompt_ids)
         return [*self._prompt_ids[begin : min(end, prompt)], *self._output_ids[max(begin - prompt, 0) : max(end - prompt, 0)]]
+
+
+class Foretold:
+    """What an output is bound to come to, for another node has come to it. The core adds to it while who runs the steps looks at it."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, list[int]] = 0, []
+        """The position of the first, and the tokens."""
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        begin, tokens = self._known
+        return begin + len(tokens)
+
+    def add(self, position: int, token_ids: Sequence[int]) -> None:
+        """Where some between are not known, those before them are of no more use."""
+        begin, tokens = self._known
+        if begin <= position <= self.end:
+            tokens += token_ids[self.end - position :]
+        else:
+            self._known = position, list(token_ids)
+
+    def draft(self, position: int, most: int) -> list[int]:
+        """At most so many from this position on."""
+        begin, tokens = self._known
+        return tokens[position - begin : position - begin + most] if position >= begin else []
 
 
 class Guessing:

@@ -58,24 +58,34 @@ def _idle_ones(
     return chosen
 
 
-def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, most: int, block_tokens: int) -> list[int]:
-    """How many tokens may be guessed of each of a step's sequences, at most `most`. A step that does so gives the more tokens in its time,
-    within the objectives of all who are in it; in idle capacity nobody guesses at others' cost."""
-    size, drafted = len(batch), [0] * len(batch)
-    predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch)) if most else 0.0
+def drafts(
+    batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, most: int, block_tokens: int, most_foretold: int = 0
+) -> list[int]:
+    """How many tokens of each of a step's sequences may be guessed, at most `most`, or were foretold. A step with guesses gives the more
+    tokens in its time, within the objectives of all who are in it; in idle capacity nobody guesses at others' cost. Foretold ones are sure,
+    and have precedence; nothing is guessed of a sequence of which there are some."""
+    size = len(batch)
+    foretold = [max(0, min(attempt.num_foretold, most_foretold, attempt.draft_room(block_tokens))) for attempt in batch]
+    if not most and not any(foretold):
+        return foretold
+    predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch))
     row_ms = price.row_ms(cost, predicted_ms)
-    if predicted_ms <= size * row_ms:
-        return drafted
     objectives = [attempt.tbt_slo_ms for attempt in batch if attempt.tbt_slo_ms > 0]
     idle = batch[0].idle
-    left, share = most * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
+    left, share = max(most, most_foretold) * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
     if objectives:
         left = max(0, int((share * min(objectives) - predicted_ms) / row_ms))
+    drafted = []
+    for count in foretold:
+        drafted.append(min(count, left))
+        left -= drafted[-1]
+    if predicted_ms <= size * row_ms:
+        return drafted
     for i, attempt in enumerate(batch):
         if not left or attempt.idle != idle:
             break
         room = min(left, most, attempt.draft_room(block_tokens))
-        if room > 0:
+        if room > 0 and not attempt.num_foretold:
             drafted[i] = attempt.guessing.length(room, size * row_ms / predicted_ms)
             left -= drafted[i]
     return drafted

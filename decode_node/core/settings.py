@@ -34,3 +34,5 @@ class DecodeSettings:
     idle_slowdown: float = 0.05
     most_drafted: int = 0
     """Most tokens of a sequence that are guessed for a step, where that pays."""
+    most_foretold: int = 0
+    """Most tokens of a sequence that a step computes because they were foretold."""

@@ -53,7 +53,7 @@ class StepRunner:
             # Guesses of a step before, which were right, may have brought it to its end.
             left = params.max_tokens - len(output_ids)
             if left > 0:
-                draft = row.lookup.draft(min(row.most_drafted, left - 1)) if row.lookup is not None else []
+                draft = row.draft(left - 1)
                 start = len(row.sampling.prompt_ids) + len(output_ids) - 1
                 indices.append(index)
                 chunks.append(SequenceChunk([output_ids[-1], *draft], start, slots, drafted=len(draft)))

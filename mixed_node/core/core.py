@@ -32,7 +32,7 @@ from springtide.clock import Tick
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, PrefillDone, PrefillUpdate
-from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens, PrefillStart
 from springtide.values import value_class
 
 
@@ -86,7 +86,7 @@ class MixedCore:
                 self._start(event.session, event.start, now)
             case ev.MixedDone(step, ran):
                 self._ended(step, ran, now)
-            case decoding.Loaded():
+            case decoding.Loaded() | ForetellTokens():
                 self._decode(event, now)
             case AbortAttempt(attempt_id):
                 # Of a prompt that is decoded here, the decode core gives it up.

@@ -11,7 +11,7 @@ from functools import partial
 import grpc.aio
 
 from decode_node.core.actions import LoadAhead
-from decode_node.core.drafting import MOST_DRAFTED
+from decode_node.core.drafting import MOST_DRAFTED, MOST_FORETOLD
 from decode_node.core.events import Loaded, StepDone, StepFailed
 from decode_node.core.settings import DecodeSettings
 from decode_node.server.loads import LoadsAhead
@@ -23,7 +23,7 @@ from mixed_node.core import MixedCore
 from mixed_node.core.actions import Action, MixedAction, RunMixed
 from mixed_node.core.events import Event, MixedDone, MixedEvent
 from mixed_node.server.steps import MixedRunner
-from node_runtime.events import SendUpdate, SessionEnded, Start
+from node_runtime.events import Ordered, SendUpdate, Start
 from node_runtime.held_starts import HeldStarts, when_compiled
 from node_runtime.loading import Parts
 from node_runtime.model_thread import Watchdog, longest_s, stalled_after_s
@@ -41,7 +41,7 @@ from springtide.process import end_process
 from springtide.protocol import storage
 from springtide.protocol.instances import LoadReport, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, AttemptSigns, DecodeUpdate, HandedOver, PrefillUpdate
-from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.protocol.starts import DecodeStart, PrefillStart
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class MixedServer(EngineServer[DecodeStart, DecodeUpdate, MixedEvent, MixedActio
             answer_s=config.silence_s,
             idle_slowdown=config.slo.idle_slowdown,
             most_drafted=MOST_DRAFTED if config.decode_node.speculation == "auto" and parts.runner.takes_drafts else 0,
+            most_foretold=MOST_FORETOLD if parts.runner.takes_drafts else 0,
             inline_tokens=None if Role.PREFILL in names else config.decode_node.inline_tokens,
         )
         prompts = replace(settings_of(arguments, prefill_cost), breaks_off=config.decode_node.tensor_parallel == 1)
@@ -114,7 +115,7 @@ class MixedServer(EngineServer[DecodeStart, DecodeUpdate, MixedEvent, MixedActio
 
     # ---- what gateways order ----
 
-    def _prompt_commanded(self, event: Start[PrefillStart] | AbortAttempt | SessionEnded) -> None:
+    def _prompt_commanded(self, event: Ordered[PrefillStart]) -> None:
         if not self._held_prompts.keeps(event):
             self.tell(event)
 

@@ -39,7 +39,7 @@ from springtide.protocol.outputs import (
     SampledToken,
     token_output,
 )
-from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
+from springtide.protocol.starts import AbortAttempt, ForetellTokens, PrefillStart, Request
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
@@ -106,6 +106,8 @@ class PrefillCore:
                 self._place(event, now)
             case AbortAttempt(attempt_id):
                 self._abort(attempt_id)
+            case ForetellTokens():
+                pass
             case events.SessionEnded(session):
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._abort(attempt.attempt_id)

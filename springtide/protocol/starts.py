@@ -137,5 +137,16 @@ class AbortAttempt:
     attempt_id: AttemptId
 
 
+@value_class(frozen=True, slots=True)
+class ForetellTokens:
+    """What an attempt is bound to come to: output tokens that the client has from another attempt, whose place it is to take. It computes
+    them in one step where it would have taken many."""
+
+    attempt_id: AttemptId
+    position: int
+    """In the output, of the first of them."""
+    token_ids: tuple[int, ...]
+
+
 PrefillCommand = PrefillStart | AbortAttempt
-DecodeCommand = DecodeStart | AbortAttempt
+DecodeCommand = DecodeStart | AbortAttempt | ForetellTokens

@@ -113,10 +113,13 @@ REQUEST = Codec(starts.Request, node_pb2.Request)
 PREFILL_START = Codec(starts.PrefillStart, node_pb2.PrefillStart)
 DECODE_START = Codec(starts.DecodeStart, node_pb2.DecodeStart)
 ABORT_ATTEMPT = Codec(starts.AbortAttempt, node_pb2.AbortAttempt)
+FORETELL_TOKENS = Codec(starts.ForetellTokens, node_pb2.ForetellTokens)
 PREFILL_COMMAND: OneOf[starts.PrefillCommand, node_pb2.PrefillCommand] = OneOf(
     node_pb2.PrefillCommand, start=PREFILL_START, abort=ABORT_ATTEMPT
 )
-DECODE_COMMAND: OneOf[starts.DecodeCommand, node_pb2.DecodeCommand] = OneOf(node_pb2.DecodeCommand, start=DECODE_START, abort=ABORT_ATTEMPT)
+DECODE_COMMAND: OneOf[starts.DecodeCommand, node_pb2.DecodeCommand] = OneOf(
+    node_pb2.DecodeCommand, start=DECODE_START, abort=ABORT_ATTEMPT, foretell=FORETELL_TOKENS
+)
 
 # ---- a store and its engine ----
 

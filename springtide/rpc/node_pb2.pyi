@@ -172,12 +172,24 @@ class StageTimes(_message.Message):
     def __init__(self, end_ms: _Optional[float] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
-    __slots__ = ("start", "abort")
+    __slots__ = ("start", "abort", "foretell")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    FORETELL_FIELD_NUMBER: _ClassVar[int]
     start: DecodeStart
     abort: AbortAttempt
-    def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
+    foretell: ForetellTokens
+    def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ..., foretell: _Optional[_Union[ForetellTokens, _Mapping]] = ...) -> None: ...
+
+class ForetellTokens(_message.Message):
+    __slots__ = ("attempt_id", "position", "token_ids")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    position: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
     __slots__ = ("request", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens", "ttft_budget_ms", "sources")

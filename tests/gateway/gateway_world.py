@@ -125,6 +125,8 @@ class Attempt:
     """Another one ran when it began, and may still."""
     differs: bool = False
     """It has come to other tokens than those that were sent."""
+    foretold: int = 0
+    """Tokens from its base on."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -179,7 +181,7 @@ class World:
         self.attempts: dict[AttemptId, Attempt] = {}
         self.sent: list[ev.Event] = []
         self.told_placed: set[AttemptId] = set()
-        self.moves = 0
+        self.moves = self.foretold = 0
 
     def feed(self, event: ev.Event) -> None:
         self.sent.append(event)
@@ -229,6 +231,14 @@ class World:
                 assert start.ttft_budget_ms >= 0 and not attempt.assignment.inlined and at == attempt.assignment.prefill
                 assert not attempt.waits, "prefill begins when the decode side has room"
                 attempt.running.add(Role.PREFILL)
+            case ev.Foretell(instance_id, told):
+                attempt = self.attempts[told.attempt_id]
+                assert attempt.succeeds and Role.DECODE in attempt.running and not attempt.reported_over
+                assert instance_id == attempt.assignment.decode.instance_id
+                assert told.position == attempt.base + attempt.foretold, "tokens between have not been foretold"
+                attempt.foretold += len(told.token_ids)
+                assert list(told.token_ids) == attempt.request.emitted[told.position :]
+                self.foretold += len(told.token_ids)
             case ev.Abort(side, instance_id, attempt_id):
                 attempt = self.attempts[attempt_id]
                 named = attempt.assignment.prefill if side is Role.PREFILL else attempt.assignment.decode
@@ -326,7 +336,10 @@ class World:
         self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2), prompt_logprobs=scores))
 
     def decode_output(self, attempt: Attempt) -> None:
-        output = attempt.request.output(attempt.attempt_id, attempt.next_position, self.random.randint(1, 3))
+        at_once = self.random.randint(1, 3)
+        if self.random.random() < 0.5:
+            at_once += max(0, attempt.base + attempt.foretold - attempt.next_position)
+        output = attempt.request.output(attempt.attempt_id, attempt.next_position, at_once)
         if self.random.random() < 0.05:
             output = TokenOutput(output.attempt_id, output.position + 1, output.tokens)
         output = self._rounded(attempt, output)

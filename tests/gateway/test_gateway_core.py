@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway import events as ev
 from gateway.core import GatewayCore
-from gateway.state import Move
+from gateway.state import AttemptState, Move
 from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
@@ -58,7 +58,7 @@ def test_whatever_happens_each_request_gets_one_terminal_reply_and_each_token_on
 
 
 def test_requests_move_again_and_again_whatever_else_happens_and_no_token_is_lost_or_doubled() -> None:
-    moves = 0
+    moves = foretold = 0
     for seed in range(150):
         world = World(seed, most_tokens=60, moving=8)
         for step in range(400):
@@ -73,29 +73,42 @@ def test_requests_move_again_and_again_whatever_else_happens_and_no_token_is_los
         assert all(attempt.reported_over == 1 and Role.DECODE not in attempt.running for attempt in world.attempts.values())
         assert world.core.live_attempts() == []
         moves += world.moves
-    assert moves > 1000
+        foretold += world.foretold
+    assert moves > 1000 and foretold > 3000
 
 
 @pytest.mark.parametrize(
     ("behind", "judged"),
     [
-        ([2], "close"),
-        ([3], "again"),
-        ([20, 3], "again"),
-        ([20, 3, 3], "close"),
-        ([20, 3, 5], "close"),
-        ([5, 40], "again"),
-        ([40, 30, 20, 10], "close"),
-        ([40, 30, 20, 17], "far"),
-        ([40, 50, 60, 70], "far"),
+        ([[0]], "close"),
+        ([[-1]], "close"),
+        ([[1]], "wait"),
+        ([[16]], "wait"),
+        ([[17]], "again"),
+        ([[3, 1]], "wait"),
+        ([[3, 1, 0]], "close"),
+        ([[3, 1, 1]], "close"),
+        ([[3, 1, 2]], "again"),
+        ([[20], [3]], "wait"),
+        ([[20], [3, 3]], "again"),
+        ([[20], [3, 3], [3, 3]], "close"),
+        ([[20], [3, 3], [5, 5]], "close"),
+        ([[3, 5], [40]], "again"),
+        ([[40], [30], [20], [10, 10]], "close"),
+        ([[40], [30], [20], [17]], "far"),
+        ([[40], [50], [60], [70]], "far"),
     ],
 )
-def test_a_successor_goes_on_when_it_is_close_or_another_would_be_no_closer(behind: list[int], judged: str) -> None:
-    move = Move(asked=None)
-    for tokens in behind:
-        move.successors += 1
-        verdict = move.judge(tokens)
-    assert verdict == judged
+def test_a_successor_takes_the_place_when_it_has_caught_up_or_neither_it_nor_another_would_be_closer(
+    behind: list[list[int]], judged: str
+) -> None:
+    """By how many tokens each successor was behind, at each of its outputs."""
+    move, placed = Move(asked=None), AttemptState(assignment(FIRST), 0, 3, 0.0, {})
+    for each in behind:
+        move.begin(placed)
+        verdicts = [move.judge(tokens) for tokens in each]
+        assert set(verdicts[:-1]) <= {"wait"}
+    assert verdicts[-1] == judged
 
 
 @settings(max_examples=50, deadline=None)

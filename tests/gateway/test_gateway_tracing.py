@@ -459,19 +459,19 @@ def test_a_move_that_is_refused_leaves_nothing_in_the_trace() -> None:
 
 
 def test_a_successor_that_is_far_behind_and_the_one_after_it_are_there_too_and_no_wait_after_the_last() -> None:
-    watched = Watched(tokens=20)
+    watched = Watched(tokens=40)
     moving(watched)
-    for position in range(2, 12):
-        watched.at(1.2 + position / 100, watched.token(position))
+    for position in range(2, 30):
+        watched.at(1.2 + position / 200, watched.token(position))
     watched.at(1.4, done(SECOND, 2))
     third = AttemptId("r0.3")
     watched.at(1.5, ev.SessionLost(Role.DECODE, InstanceId("d1"), (third,), connected=True))
-    for position in range(12, 20):
-        watched.at(1.6 + position / 100, watched.token(position))
-    watched.end(1.79)
+    for position in range(30, 40):
+        watched.at(1.5 + position / 200, watched.token(position))
+    watched.end(1.695)
     (trace, why), spans = watched.kept[0], watched.spans()
     assert why is Kept.SAMPLED, "nothing was lost that the request depended on"
     attempts = trace.generations[0].attempts
     assert [attempt.attempt_id for attempt in attempts] == [FIRST, SECOND, third]
-    assert attempts[2].placed and attempts[2].num_tokens == 3 + 12
+    assert attempts[2].placed and attempts[2].num_tokens == 3 + 30
     assert not named(spans, "wait")

@@ -4,7 +4,7 @@ by, and whatever is computed beside them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,39 @@ async def test_in_bfloat16_too_to_the_last_bit(tmp_path: Path, model: Path) -> N
     outcomes, _ = await everything(tmp_path, model, "auto", dtype="bfloat16")
     assert counted()[1] > before[1] + 100, "tokens have been guessed, and right"
     assert_same(outcomes, (await everything(tmp_path, model, "off", dtype="bfloat16"))[0], 0.0)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlap"])
+async def test_what_is_foretold_changes_no_token_whether_it_is_right_or_not(tmp_path: Path, model: Path, overlap: bool) -> None:
+    """Guesses are switched off: all that is computed beyond a step's own token was foretold."""
+    engine = {"speculation": "off", "threads": 1, "overlap": overlap}
+    async with EngineNodes(tmp_path, model, prefill=0, decode=0, instances=1, kv=KV, decode_node=engine) as nodes:
+
+        async def run(case: Case, sent: Sequence[int] = (), foretold: Sequence[int] = ()) -> Outcome:
+            token_ids, on = [*prompt(case.prompt), *sent], ("instance-0.prefill", "instance-0")
+            options = {"num_prompt_tokens": case.prompt, "on": on, "inlined": True, "foretold": foretold}
+            return await nodes.gateway.run(token_ids, case.params, **options)
+
+        chosen = {name: CASES[name] for name in ("greedy", "seeded", "penalties", "ends", "grammar", "7 tokens", "long prompt")}
+        plainly = {name: await run(case) for name, case in chosen.items()}
+        for sent in (0, 5):
+            for right in (3, 40, 200):
+                before = counted()
+
+                async def foretold(name: str, case: Case, sent: int = sent, right: int = right) -> None:
+                    tokens = plainly[name].token_ids
+                    told = [*tokens[sent : sent + right], *(token ^ 1 for token in tokens[sent + right :])]
+                    outcome = await run(case, tokens[:sent], told)
+                    assert not outcome.failures
+                    assert ([*tokens[:sent], *outcome.token_ids], outcome.finish) == (tokens, plainly[name].finish), name
+
+                await asyncio.gather(*(foretold(name, case) for name, case in chosen.items()))
+                drafted, accepted = (now - then for now, then in zip(counted(), before, strict=True))
+                # Of the first tokens, which the prompt's pass samples, nothing is left to foretell; what is wrong ends a step's draft.
+                assert accepted >= sum(min(right, 40, len(outcome.token_ids) - sent) - 10 for outcome in plainly.values()), (sent, right)
+                assert drafted > accepted if right < 200 else drafted >= accepted
+        assert (await run(CASES["greedy"], foretold=[1 << 20])).token_ids == plainly["greedy"].token_ids, "no token of the model"
+        await nodes.all_slots_given_back()
 
 
 async def test_ranks_verify_guesses_together(tmp_path: Path, model: Path) -> None:

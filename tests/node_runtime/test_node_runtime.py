@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from node_runtime.loading import cost_model
-from node_runtime.servicer import GatewaySessions, check_start
+from node_runtime.servicer import GatewaySessions, check_command
 from node_runtime.slot_claims import HEAD_PATIENCE_S, RETRY_S, SlotClaims
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
@@ -57,12 +57,12 @@ def request(**changes: object) -> node_pb2.Request:
 )
 def test_a_request_that_can_never_succeed_is_refused_with_the_field_and_the_value(changes: dict[str, object], message: str) -> None:
     with pytest.raises((InvalidRequest, ValueError), match=message):
-        check_start(DecodeStart(wire.REQUEST.decode(request(**changes)), 0.0), INFO, BLOCK_TOKENS)
+        check_command(DecodeStart(wire.REQUEST.decode(request(**changes)), 0.0), INFO, BLOCK_TOKENS)
 
 
 def test_a_prompt_that_is_to_stay_is_refused_by_who_does_not_decode_it() -> None:
     with pytest.raises(InvalidRequest, match="decode_store_address must not be empty"):
-        check_start(PrefillStart(wire.REQUEST.decode(request()), "", NodeId("decode-0"), 0.0), INFO, BLOCK_TOKENS)
+        check_command(PrefillStart(wire.REQUEST.decode(request()), "", NodeId("decode-0"), 0.0), INFO, BLOCK_TOKENS)
 
 
 def test_a_request_knows_its_blocks_and_whether_it_continues() -> None:

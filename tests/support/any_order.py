@@ -16,7 +16,7 @@ from springtide.clock import Tick
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, FailureCode, SampledToken, TokenOutput
-from springtide.protocol.starts import AbortAttempt
+from springtide.protocol.starts import AbortAttempt, ForetellTokens
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure
 
 POOL_FULL = failure(FailureCode.POOL_FULL)
@@ -87,7 +87,7 @@ class OutputsInAnyOrder(AnyOrder):
                 "start",
                 "tick",
                 "quiet",
-                *(["abort", "abort", "end_session", "lose_store"] if self.begun else []),
+                *(["abort", "abort", "end_session", "lose_store", *["foretell"] * 3] if self.begun else []),
             ]
             getattr(self, self.data.draw(st.sampled_from(choices), label="next"))()
         self.tell(events.Quiet(False))
@@ -102,6 +102,11 @@ class OutputsInAnyOrder(AnyOrder):
                 break
         assert not self.core.has_work
         assert self.store.held == {} and len(self.store.free) == self.num_slots
+
+    def foretell(self) -> None:
+        """The gateway does, of an attempt that may have ended: tokens that may be wrong, and some may be lacking before them."""
+        name, position = self.pick(self.begun), self.data.draw(st.integers(0, 40), label="position")
+        self.tell(ForetellTokens(AttemptId(name), position, (7,) * self.data.draw(st.integers(1, 20), label="foretold")))
 
     def check_committed(self, commit: storage.Commit) -> None:
         """What is in the slots is what the keys say."""

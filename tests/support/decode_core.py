@@ -35,7 +35,9 @@ MOST_DRAFTED = st.sampled_from([0, 4, 20])
 ActionT = TypeVar("ActionT")
 
 
-def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None = None, most_drafted: int = 0) -> DecodeCore:
+def new_core(
+    overlap: bool, loads_ahead: bool = False, inline_tokens: int | None = None, most_drafted: int = 0, most_foretold: int = 0
+) -> DecodeCore:
     settings = DecodeSettings(
         cost=DecodeCost(1.0, 1.0, 0.01),
         block_tokens=BLOCK_TOKENS,
@@ -47,6 +49,7 @@ def new_core(overlap: bool, loads_ahead: bool = False, inline_tokens: int | None
         inline_tokens=inline_tokens,
         loads_ahead=loads_ahead,
         most_drafted=most_drafted,
+        most_foretold=most_foretold,
     )
     return DecodeCore(settings)
 
@@ -131,10 +134,11 @@ class Node:
         reused_blocks: int = 0,
         inline_tokens: int | None = None,
         most_drafted: int = 0,
+        most_foretold: int = 0,
     ) -> None:
         self.reused_blocks = reused_blocks
         """Of every prompt that is inlined."""
-        self.core = new_core(overlap, loads_ahead, inline_tokens, most_drafted)
+        self.core = new_core(overlap, loads_ahead, inline_tokens, most_drafted, most_foretold)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
         self.tell(events.StoreConnected(num_slots))
@@ -203,7 +207,9 @@ class World(OutputsInAnyOrder):
     num_sessions = 2
 
     def __init__(self, data: st.DataObject, *, overlap: bool, pages: int | None = None) -> None:
-        super().__init__(data, new_core(overlap, loads_ahead=pages is not None, most_drafted=data.draw(MOST_DRAFTED)), NUM_SLOTS)
+        most_drafted, most_foretold = data.draw(MOST_DRAFTED), data.draw(MOST_DRAFTED)
+        core = new_core(overlap, loads_ahead=pages is not None, most_drafted=most_drafted, most_foretold=most_foretold)
+        super().__init__(data, core, NUM_SLOTS)
         self.pages = pages
         self.launched: deque[RunStep] = deque()
         self.ended_steps: deque[ev.StepDone | ev.StepFailed] = deque()

@@ -254,9 +254,11 @@ class Gateway:
         waits: bool = False,
         idle: bool = False,
         refusable: bool = True,
+        foretold: Sequence[int] = (),
     ) -> str:
         """Returns the attempt's id. `source`: the node whose store holds more of the prefix. `inlined`: the decode node computes the
-        prompt. `waits`: the decode node is asked first, and prefill begins when it has room. `refusable`: for its objective."""
+        prompt. `waits`: the decode node is asked first, and prefill begins when it has room. `refusable`: for its objective. `foretold`: of
+        its output, said at once."""
         prefill_id, decode_id = on
         attempt_id = new_id("attempt")
         members = self._nodes.members
@@ -279,6 +281,10 @@ class Gateway:
                 address = members[source].details["store_address"]
                 decode_start.sources.add(node_id=source, store_address=address, num_blocks=source_blocks)
             await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
+            if foretold:
+                position = len(token_ids) - request.num_prompt_tokens
+                told = node_pb2.ForetellTokens(attempt_id=attempt_id, position=position, token_ids=foretold)
+                await self.session(decode_id).send(node_pb2.DecodeCommand(foretell=told))
             return attempt_id
         prefill_start = node_pb2.PrefillStart(
             request=request,

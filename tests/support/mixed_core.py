@@ -36,7 +36,7 @@ NUM_SLOTS = 16
 PREFILL_COST, DECODE_COST = PrefillCost(1.0, 0.1, 0.0), DecodeCost(1.0, 1.0, 0.01)
 
 
-def new_core(overlap: bool = False, most_drafted: int = 0) -> MixedCore:
+def new_core(overlap: bool = False, most_drafted: int = 0, most_foretold: int = 0) -> MixedCore:
     """Blocks of 8 tokens, 4 layers, slabs of 100 bytes. A token of a prompt takes .1 ms, a step 1 ms and 1 ms for each sequence."""
     prefill = PrefillSettings(Chunking(PREFILL_COST, CHUNK_TOKENS), LayerGroups(INFO.layers, 100, 150), BLOCK_TOKENS, {EOS})
     decode = DecodeSettings(
@@ -48,6 +48,7 @@ def new_core(overlap: bool = False, most_drafted: int = 0) -> MixedCore:
         slot_wait_s=30.0,
         overlap=overlap,
         most_drafted=most_drafted,
+        most_foretold=most_foretold,
     )
     return MixedCore(prefill, decode)
 
@@ -108,7 +109,7 @@ class World(OutputsInAnyOrder):
     num_sessions = 4
 
     def __init__(self, data: st.DataObject, *, overlap: bool) -> None:
-        super().__init__(data, new_core(overlap, data.draw(MOST_DRAFTED)), NUM_SLOTS)
+        super().__init__(data, new_core(overlap, data.draw(MOST_DRAFTED), data.draw(MOST_DRAFTED)), NUM_SLOTS)
         self.most = 2 if overlap else 1
         self.launched: deque[RunMixed] = deque()
         self.ended_runs: deque[ev.MixedDone] = deque()
