@@ -46,8 +46,8 @@ class Limits:
 STEPS_AT_A_STANDSTILL = 20
 
 CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS = 1, 16, 4
-"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; so many behind, none does; and so many begin at
-most."""
+"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; further behind than so many, none does; and so
+many begin at most."""
 
 
 class Hashing(Protocol):
@@ -163,9 +163,10 @@ class AttemptState:
 @dataclass(slots=True)
 class Move:
     """The way of a request that runs to another decode node. A successor of its attempt has the prefix brought there and computes what is
-    lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens. Few of them it
-    computes in one step, for they are foretold to it, and it takes the attempt's place when it has caught up. While they are many, for a
-    long prefix had to be brought, another successor begins at the same place, which finds most of it there."""
+    lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens. They are foretold to
+    it, so that it computes several in a step, and it takes the attempt's place when it has caught up. Where its node takes them one by one
+    all the same, and they are many, for a long prefix had to be brought, another successor begins at the same place, which finds most of
+    it there."""
 
     asked: AttemptId | None
     """For which the Conductor's answer is awaited; None: the successor runs."""
@@ -190,7 +191,7 @@ class Move:
         before, self.behind = self.behind, behind
         if behind <= 0:
             return "close"
-        if behind <= FAR_TOKENS and (before is None or behind < before):
+        if before is None or behind < before:
             return "wait"
         if behind <= CLOSE_TOKENS:
             return "close"
