@@ -45,9 +45,9 @@ class Limits:
 
 STEPS_AT_A_STANDSTILL = 20
 
-CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS = 1, 16, 4
-"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; further behind than so many, none does; and so
-many begin at most."""
+CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS, MOST_IN_VAIN = 1, 16, 4, 2
+"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; further behind than so many, none does; so many
+begin at most; and so often it may come no closer."""
 
 
 class Hashing(Protocol):
@@ -176,6 +176,10 @@ class Move:
     """With its first token."""
     behind: int | None = None
     """By how many tokens it was behind when it last came to some."""
+    closest: int | None = None
+    """The least that it ever was."""
+    in_vain: int = 0
+    """How often in a row it has come no closer than that."""
     successors: int = 0
     behind_before: int | None = None
     """The same of the successor before it, at last."""
@@ -183,18 +187,23 @@ class Move:
     def begin(self, attempt: AttemptState) -> None:
         """Another successor runs from now on."""
         self.attempt, self.first, self.behind, self.behind_before = attempt, None, None, self.behind
+        self.closest, self.in_vain = None, 0
         self.successors += 1
 
     def judge(self, behind: int) -> Literal["close", "wait", "again", "far"]:
         """What becomes of a successor that has come to a token and is so many behind. close: it takes the attempt's place. wait: it catches
         up. again: another begins that is to be closer. far: none does."""
-        before, self.behind = self.behind, behind
+        self.behind = behind
         if behind <= 0:
             return "close"
-        if before is None or behind < before:
+        if self.closest is None or behind < self.closest:
+            self.closest, self.in_vain = behind, 0
             return "wait"
         if behind <= CLOSE_TOKENS:
             return "close"
+        self.in_vain += 1
+        if self.in_vain < MOST_IN_VAIN:
+            return "wait"
         no_closer = self.behind_before is not None and behind >= self.behind_before
         if self.successors < MOST_SUCCESSORS and not (no_closer and behind <= FAR_TOKENS):
             return "again"

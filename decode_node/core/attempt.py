@@ -197,8 +197,8 @@ class DecodeAttempt:
 
     def wants_slot(self, block_tokens: int) -> bool:
         """The next step that is launched writes into its last slot, and it will go on beyond it. Guesses are as many as in the last one."""
-        held = len(self.slots)
-        return (held - 1) * block_tokens < self.most_planned_tokens + self.last_drafted and held < self.most_blocks
+        held, drafted = len(self.slots), max(self.last_drafted, self.num_foretold)
+        return (held - 1) * block_tokens < self.most_planned_tokens + drafted and held < self.most_blocks
 
     def begin(self, first_token: int, block_tokens: int, *, loads: bool = False) -> None:
         """Begins to generate: its prompt is in its slots, the full blocks committed. `loads`: it is not yet where steps compute."""

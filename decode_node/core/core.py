@@ -563,6 +563,8 @@ class DecodeCore:
         if attempt is not None:
             attempt.foretold = attempt.foretold or Foretold()
             attempt.foretold.add(told.position, told.token_ids)
+            if attempt.has_begun:
+                self._grow_ahead(attempt)
 
     def _store_lost(self, reason: str) -> None:
         self._claims.store_lost()

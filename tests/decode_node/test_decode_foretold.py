@@ -74,7 +74,7 @@ def test_nothing_is_guessed_where_there_is_something_foretold_and_it_teaches_not
     guessing = node.core._attempts[A].guessing
     foretell(node, 1, *[5] * 12)
     (run,) = only(node.step(run), RunStep)
-    assert run.rows[0].lookup is None and run.most_drafted == 12
+    assert run.rows[0].lookup is None and run.most_drafted == 13
     before = guessing._rate, guessing._unfound
     run.rows[0].output_ids.extend([5] * 11)
     (run,) = only(node.tell(ev.StepDone(run.step_id, [[SampledToken(5)] * 11], 2.0, drafted=[10])), RunStep)

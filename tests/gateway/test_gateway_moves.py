@@ -108,13 +108,15 @@ def test_a_successor_that_comes_no_closer_and_is_further_behind_makes_room_for_a
         moving.tokens(FIRST, at)
     assert not moved(moving.first(SECOND, 2))
     moving.tokens(FIRST, 7)
-    actions = moving.tokens(SECOND, 3)
-    (start,) = [action for action in actions if isinstance(action, ev.StartAtDecode)]
-    assert start.successor and start.start.request.attempt_id == THIRD and start.start.request.first_position == 8
-    assert aborted(actions) == [SECOND]
+    assert not moving.tokens(SECOND, 3)
     moving.tokens(FIRST, 8)
-    assert moving.told[-1] == ForetellTokens(THIRD, 8, (8,))
-    assert moved(moving.first(THIRD, 8))
+    actions = moving.tokens(SECOND, 4)
+    (start,) = [action for action in actions if isinstance(action, ev.StartAtDecode)]
+    assert start.successor and start.start.request.attempt_id == THIRD and start.start.request.first_position == 9
+    assert aborted(actions) == [SECOND]
+    moving.tokens(FIRST, 9)
+    assert moving.told[-1] == ForetellTokens(THIRD, 9, (9,))
+    assert moved(moving.first(THIRD, 9))
 
 
 def test_a_successor_that_catches_up_takes_over_where_it_is_when_the_old_place_fails() -> None:
