@@ -35,11 +35,12 @@ WINDOW_S = 1.5
 """After an order, in which its gap is looked for."""
 STEPS = 2
 NOTES = (
-    f"1 prefill node and 2 decode nodes of SmolLM2-135M-Instruct on one machine, whose cores they share with each other and the clients, "
+    "1 prefill node and 2 decode nodes of SmolLM2-135M-Instruct on one machine, whose cores they share with each other and the clients, "
     f"decode nodes with a thread each, which guess no tokens. A prompt of {PROMPT_TOKENS} tokens and {OUTPUT_TOKENS} tokens of output, "
-    f"beside one sequence of {LOAD_TOKENS} tokens and more at each decode node, which stay. Every {EVERY_S:g} s the Conductor is told to have "
-    f"the sequence move, as an operator would. A gap is the longest time between two tokens, as the client sees them, within {WINDOW_S:g} s of "
-    f"the order; a step is the median of the times between tokens in the same {WINDOW_S:g} s. The limit is {STEPS} steps and one exchange: the "
+    f"beside one sequence of {LOAD_TOKENS} tokens and more at each decode node, which stay. Every {EVERY_S:g} s the Conductor is told to "
+    f"have the sequence move, as an operator would. A gap is the longest time between two tokens, as the client sees them, within "
+    f"{WINDOW_S:g} s of the order; a step is the median of the times between tokens in the same {WINDOW_S:g} s. "
+    f"The limit is {STEPS} steps and one exchange: the "
     "median time of a call to the Conductor that does nothing. Without a move: at the same distances in a run of the same sequence without "
     "any, whose text is the same."
 )
