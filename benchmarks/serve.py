@@ -42,8 +42,9 @@ SPRINGTIDE, ADMITTING, VLLM = "Springtide", "Springtide, admission baseline", "v
 OURS = {SPRINGTIDE: "", ADMITTING: ", admission `baseline`"}
 """What stands behind the names of their rows."""
 NOTES = (
-    f"SmolLM2-135M-Instruct in bfloat16 on the same cores. Springtide: `springtide up` with 1 prefill and 1 decode node, a thread each, as "
-    "it is by default: what would miss its objectives is answered 429; and with admission `baseline`, which refuses nothing for that. "
+    f"SmolLM2-135M-Instruct in bfloat16 on the same cores. Springtide: `springtide up` as it is by default, two "
+    "instances with a thread each: what would miss its objectives is answered 429; and with admission `baseline`, which refuses nothing "
+    "for that. "
     f"vLLM: one `vllm serve`, prefix caching on; {KV_BYTES >> 30} GiB for keys and values each. The client runs on the same cores. Load: a "
     f"quarter of the requests have prompts of {LONG.prompt_tokens} tokens, of which three quarters are one of {LONG.prefixes} documents "
     f"that are new in each run, and {LONG.output_tokens} tokens of output; the others have {SHORT.prompt_tokens} and "
@@ -120,7 +121,7 @@ def springtide(model: Path, objectives: Mapping[str, Objective] | None = None, a
     slo = {"ttft_ms": max(o.ttft_ms for o in limits), "tbt_ms": max(o.tbt_ms for o in limits)} if limits else {}
     conductor = {} if admission is None else {"admission": admission}
     kv = {"arena_size": KV_BYTES // 2}
-    with Cluster(model=str(model), prefill=1, decode=1, slo=slo, conductor=conductor, kv=kv) as cluster:
+    with Cluster(model=str(model), instances=2, slo=slo, conductor=conductor, kv=kv) as cluster:
         yield cluster.url
 
 
