@@ -14,6 +14,7 @@ from gateway.prepare import MAX_GENERATIONS
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import random_prompt
 
 pytestmark = pytest.mark.alone
@@ -42,6 +43,7 @@ def cluster(model: Path) -> Iterator[Cluster]:
     with Cluster(
         model=str(model),
         dtype="float32",
+        profile=TINY_PROFILE,
         prefill=1,
         decode=1,
         prefill_node={"chunk_tokens": 64, "threads": 1},

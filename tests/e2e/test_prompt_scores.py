@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 from tests.support.scores import TOLERANCE
 
@@ -29,7 +30,7 @@ def reference(model: Path) -> Reference:
 def cluster(model: Path) -> Iterator[Cluster]:
     """Short prompts are inlined, as far as that depends on their length."""
     settings = {"prefill_node": {"stages": 2, "chunk_tokens": 64, "threads": 1}, "decode_node": {"threads": 1, "inline_tokens": 64}}
-    with Cluster(model=str(model), dtype="float32", kv={"block_tokens": 16}, **settings) as cluster:
+    with Cluster(model=str(model), dtype="float32", profile=TINY_PROFILE, kv={"block_tokens": 16}, **settings) as cluster:
         yield cluster
 
 
