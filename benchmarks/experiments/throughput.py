@@ -362,7 +362,9 @@ def _draw(path: Path, title: str, ours: Mapping[str, Mapping[float, Result]], sw
                 axes.plot(list(by_rate), values, marker=marker, markersize=4, label=system)
             for rate, setting in best.items():
                 value = swept[setting][rate][f"{quantity}_p{PICTURED}"]
-                axes.annotate(setting.chunk, (rate, value), (0, 4), textcoords="offset points", fontsize=6, ha="center")
+                axes.annotate(
+                    setting.chunk.removesuffix(" prompts"), (rate, value), (0, 4), textcoords="offset points", fontsize=6, ha="center"
+                )
             axes.axhline(limit, color="black", linestyle=":", label="objective")
             axes.set_yscale("log")
             axes.set_xlabel("requests a second")
