@@ -19,6 +19,9 @@ STEP_SECONDS = Histogram(
     buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5),
 )
 TOKENS = Counter("springtide_decode_tokens_total", "Tokens generated, without the first ones")
+FORETOLD = Counter(
+    "springtide_decode_foretold_tokens_total", "Tokens of sequences that moved here, which came several in a step, for they were foretold"
+)
 INLINED = Counter("springtide_decode_inlined_prompts_total", "Prompts that were computed here and not by a prefill group")
 INLINED_TOKENS = Counter("springtide_decode_inlined_tokens_total", "Tokens of prompts computed here")
 PREEMPTIONS = Counter(

@@ -630,14 +630,14 @@ class GatewayCore:
         if output.end <= successor.end and output.finish is None:
             return []  # It has been here before.
         where = successor.instance_of(Role.DECODE)
-        if output.position > successor.end or (move.first is None) is not isinstance(event, PrefillDone):
+        if isinstance(event, PrefillDone):
+            move.first = event
+        if output.position > successor.end or move.first is None:
             return self._give_up_move(state, f"{where} sent output position {output.position} where {successor.end} was due")
         if _differs(output, state.tokens) or (output.finish is not None and output.end < len(state.tokens)):
             return self._give_up_move(state, f"{where} comes to other tokens than were sent")
-        if isinstance(event, PrefillDone):
-            move.first = event
         behind = len(state.tokens) - output.end
-        verdict = move.judge(behind)
+        verdict = move.judge(behind, move.first.most_foretold)
         if verdict == "far":
             return self._give_up_move(state, f"{where} is {behind} tokens behind")
         if verdict == "close":

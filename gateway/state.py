@@ -45,9 +45,9 @@ class Limits:
 
 STEPS_AT_A_STANDSTILL = 20
 
-CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS, MOST_IN_VAIN = 1, 16, 4, 2
-"""A successor that comes no closer takes the attempt's place if it is so few tokens behind; further behind than so many, none does; so many
-begin at most; and so often it may come no closer."""
+CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS, MOST_WAITS = 1, 16, 4, 16
+"""A successor takes the attempt's place at once if it is so few tokens behind; further behind than so many, none does; so many begin at
+most; and so many outputs one has to catch up."""
 
 
 class Hashing(Protocol):
@@ -164,9 +164,8 @@ class AttemptState:
 class Move:
     """The way of a request that runs to another decode node. A successor of its attempt has the prefix brought there and computes what is
     lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens. They are foretold to
-    it, so that it computes several in a step, and it takes the attempt's place when it has caught up. Where its node takes them one by one
-    all the same, and they are many, for a long prefix had to be brought, another successor begins at the same place, which finds most of
-    it there."""
+    it: if its node computes as many in one step, it takes the attempt's place, else it goes on to catch up. Where it comes to them one by
+    one, and they are many, for a long prefix had to be brought, another successor begins at the same place: it finds most of it there."""
 
     asked: AttemptId | None
     """For which the Conductor's answer is awaited; None: the successor runs."""
@@ -174,37 +173,27 @@ class Move:
     """The successor that runs."""
     first: PrefillDone | None = None
     """With its first token."""
-    behind: int | None = None
-    """By how many tokens it was behind when it last came to some."""
-    closest: int | None = None
-    """The least that it ever was."""
-    in_vain: int = 0
-    """How often in a row it has come no closer than that."""
+    waited: int = 0
+    """Outputs that it has had to catch up."""
     successors: int = 0
-    behind_before: int | None = None
-    """The same of the successor before it, at last."""
+    behind: int | None = None
+    """By how many tokens the successor before it was behind in the end."""
 
     def begin(self, attempt: AttemptState) -> None:
         """Another successor runs from now on."""
-        self.attempt, self.first, self.behind, self.behind_before = attempt, None, None, self.behind
-        self.closest, self.in_vain = None, 0
+        self.attempt, self.first, self.waited = attempt, None, 0
         self.successors += 1
 
-    def judge(self, behind: int) -> Literal["close", "wait", "again", "far"]:
-        """What becomes of a successor that has come to a token and is so many behind. close: it takes the attempt's place. wait: it catches
-        up. again: another begins that is to be closer. far: none does."""
-        self.behind = behind
-        if behind <= 0:
+    def judge(self, behind: int, most_foretold: int) -> Literal["close", "wait", "again", "far"]:
+        """What becomes of a successor that has come to a token and is so many behind, of which it computes so many in a step. close: it
+        takes the attempt's place. wait: it catches up. again: another begins that is to be closer. far: none does."""
+        if behind <= max(CLOSE_TOKENS, most_foretold):
             return "close"
-        if self.closest is None or behind < self.closest:
-            self.closest, self.in_vain = behind, 0
+        if most_foretold and self.waited < MOST_WAITS:
+            self.waited += 1
             return "wait"
-        if behind <= CLOSE_TOKENS:
-            return "close"
-        self.in_vain += 1
-        if self.in_vain < MOST_IN_VAIN:
-            return "wait"
-        no_closer = self.behind_before is not None and behind >= self.behind_before
+        before, self.behind = self.behind, behind
+        no_closer = before is not None and behind >= before
         if self.successors < MOST_SUCCESSORS and not (no_closer and behind <= FAR_TOKENS):
             return "again"
         return "close" if behind <= FAR_TOKENS else "far"

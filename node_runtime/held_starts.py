@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,7 +15,7 @@ from engine.sampling.grammars import Grammars
 from node_runtime.events import Ordered, SessionEnded, Start, StartT
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode
-from springtide.protocol.starts import AbortAttempt
+from springtide.protocol.starts import AbortAttempt, ForetellTokens
 
 
 def when_compiled(compiled: Future[LLMatcher], then: Callable[[], None]) -> None:
@@ -35,16 +36,18 @@ class HeldStarts(Generic[StartT]):
         self,
         grammars: Grammars,
         samples_first: Callable[[StartT], bool],
-        tell: Callable[[Start[StartT]], None],
+        tell: Callable[[Ordered[StartT]], None],
         refuse: Callable[[int, AttemptFailed], None],
     ) -> None:
         """Held are those of which this engine samples the first token. `tell` gets a start when its grammar is compiled; `refuse`, with its
         session, what is said of one whose grammar cannot be."""
         self._grammars = grammars
         self._samples_first: Callable[[StartT], bool] = samples_first
-        self._tell: Callable[[Start[StartT]], None] = tell
+        self._tell: Callable[[Ordered[StartT]], None] = tell
         self._refuse = refuse
         self._held: dict[AttemptId, Start[StartT]] = {}
+        self._foretold: defaultdict[AttemptId, list[ForetellTokens]] = defaultdict(list)
+        """Of these, what was foretold to them."""
         self._compiled_for: dict[AttemptId, Future[LLMatcher]] = {}
         """The grammars of those that are held, and of those that the core has: they stay compiled, however many others come."""
         self._not_seen: set[AttemptId] = set()
@@ -75,11 +78,20 @@ class HeldStarts(Generic[StartT]):
         match event:
             case Start(_, start):
                 return self._hold(event) if start.request.params.grammar else False
+            case ForetellTokens(attempt_id) if attempt_id in self._held:
+                self._foretold[attempt_id].append(event)
+                return True
             case AbortAttempt(attempt_id):
-                return self._held.pop(attempt_id, None) is not None
+                return self._let_go(attempt_id)
             case SessionEnded(session):
-                self._held = {attempt_id: one for attempt_id, one in self._held.items() if one.session != session}
+                for attempt_id in [attempt_id for attempt_id, one in self._held.items() if one.session == session]:
+                    self._let_go(attempt_id)
         return False
+
+    def _let_go(self, attempt_id: AttemptId) -> bool:
+        """Returns whether it was held."""
+        self._foretold.pop(attempt_id, None)
+        return self._held.pop(attempt_id, None) is not None
 
     def _hold(self, event: Start[StartT]) -> bool:
         request = event.start.request
@@ -96,8 +108,11 @@ class HeldStarts(Generic[StartT]):
         attempt_id = event.start.request.attempt_id
         if self._held.get(attempt_id) is not event or compiled.cancelled():
             return
+        foretold = self._foretold.pop(attempt_id, [])
         del self._held[attempt_id]
         if (error := compiled.exception()) is None:
             self._tell(event)
+            for told in foretold:
+                self._tell(told)
         else:
             self._refuse(event.session, AttemptFailed(attempt_id, Failure(FailureCode.INVALID, str(error))))

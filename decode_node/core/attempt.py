@@ -22,8 +22,6 @@ batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
 
-_FORETOLD_LATER = 2
-
 
 @dataclass(slots=True)
 class Tally:
@@ -175,8 +173,8 @@ class DecodeAttempt:
 
     @property
     def num_foretold(self) -> int:
-        """How many tokens the next step may find foretold. Between its launch and its begin, some may be added."""
-        return 0 if self.foretold is None else max(0, self.foretold.end + _FORETOLD_LATER - len(self.output_ids) - self.ahead)
+        """How many tokens the next step that is launched may find foretold."""
+        return 0 if self.foretold is None else self.foretold.expected(len(self.output_ids) + self.ahead)
 
     @property
     def continues(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, Protocol
 
@@ -181,7 +182,8 @@ class DecodeCore:
 
     def launch(self, now: float, others_wait: bool = False) -> RunStep | None:
         """Begins a step, if there is room for one and something to run. `others_wait`: there are prompts here, not in idle capacity. They
-        are computed with the step, and have all that it leaves of the objectives: nothing is guessed then."""
+        are computed with the step, and have all that it leaves of the objectives: nothing is guessed then. What is foretold is computed all
+        the same: the sooner a sequence has moved, the sooner one of its two attempts ends."""
         settings, turns = self._settings, self._idle_turns
         turns.look(any(attempt.phase == "running" for attempt in self._holders.idle), now)
         if self._claims.num_slots is None or len(self._steps) >= (2 if settings.overlap else 1):
@@ -546,7 +548,8 @@ class DecodeCore:
             return
         match event:
             case ev.PromptComputed(done):
-                self._replies.append(SendUpdate(attempt.session, DecodeUpdate(prefilled=(done,))))
+                told = replace(done, most_foretold=self._settings.most_foretold)
+                self._replies.append(SendUpdate(attempt.session, DecodeUpdate(prefilled=(told,))))
                 if done.output.finish is not None:
                     self._take_off(attempt)
                     return
@@ -560,7 +563,7 @@ class DecodeCore:
 
     def _foretell(self, told: ForetellTokens) -> None:
         attempt = self._attempts.get(told.attempt_id)
-        if attempt is not None:
+        if attempt is not None and self._settings.most_foretold:
             attempt.foretold = attempt.foretold or Foretold()
             attempt.foretold.add(told.position, told.token_ids)
             if attempt.has_begun:

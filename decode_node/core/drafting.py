@@ -28,6 +28,7 @@ _WORD = (1 << 64) - 1
 _FEW = 32
 """New tokens that are taken in one by one sooner than together."""
 MOST_DRAFTED, MOST_FORETOLD = 8, 16
+_LATER = 2
 _GAIN = 0.3
 _FIRST_RATE, _LEAST_RATE, _MOST_RATE = 0.5, 0.005, 0.98
 _STEPS_TO_PROBE = 32
@@ -124,6 +125,10 @@ class Foretold:
         """The position behind the last one."""
         begin, tokens = self._known
         return begin + len(tokens)
+
+    def expected(self, position: int) -> int:
+        """How many a step may find from this position on, that is launched now: between that and its begin some may be added."""
+        return max(0, min(self.end + _LATER - position, MOST_FORETOLD)) if position >= self._known[0] else 0
 
     def add(self, position: int, token_ids: Sequence[int]) -> None:
         """Where some between are not known, those before them are of no more use."""

@@ -25,6 +25,8 @@ class StepDone:
     drafted: Sequence[int] = ()
     """How many tokens of each row were guessed. Then the step was not repeated: a row has one token more than of these were right, or none
     at all where its output was at its end already. Empty: there are no guesses here."""
+    foretold: Sequence[bool] = ()
+    """Of which rows these were foretold, not guessed; as long as `drafted`."""
     shared: bool = False
     """Chunks of prompts were computed with it: what it took says nothing of it alone."""
 

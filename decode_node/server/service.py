@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 from decode_node import metrics
@@ -39,7 +40,10 @@ class OutputCounters:
     def stepped(self, done: StepDone) -> None:
         metrics.STEP_SECONDS.observe(done.elapsed_ms / 1000)
         if done.drafted:
-            self._vllm.drafted(done.drafted, [0 if isinstance(tokens, Failure) else len(tokens) - 1 for tokens in done.sampled])
+            right = [0 if isinstance(tokens, Failure) else max(0, len(tokens) - 1) for tokens in done.sampled]
+            metrics.FORETOLD.inc(sum(itertools.compress(right, done.foretold)))
+            guesses = [not foretold for foretold in done.foretold]
+            self._vllm.drafted(list(itertools.compress(done.drafted, guesses)), list(itertools.compress(right, guesses)))
 
     def computed(self, prompt_tokens: int) -> None:
         """So many tokens of prompts that are decoded here."""

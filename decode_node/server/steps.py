@@ -119,7 +119,10 @@ class Step:
         drafted = [0] * len(self._run.rows)
         for index, chunk in zip(self._indices, self.chunks, strict=True):
             drafted[index] = chunk.drafted
-        return StepDone(self._run.step_id, self._sampled, elapsed_ms, drafted=drafted if any(drafted) else ())
+        if not any(drafted):
+            return StepDone(self._run.step_id, self._sampled, elapsed_ms)
+        foretold = [row.foretold is not None for row in self._run.rows]
+        return StepDone(self._run.step_id, self._sampled, elapsed_ms, drafted=drafted, foretold=foretold)
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -61,8 +61,6 @@ class SimGateway:
         """Of those that run."""
         self._moving: dict[AttemptId, InstanceId] = {}
         """Where the attempts decode to which these are successors."""
-        self._catching_up: dict[RequestId, tuple[AttemptId, InstanceId]] = {}
-        """Of those that move, the successor and where it is."""
         self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf), GATEWAY, SimHashing(records, block_tokens))
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         self._retry: Timer | None = None
@@ -106,21 +104,7 @@ class SimGateway:
         if done.output.position == 0:
             self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
         source = self._moving.pop(done.output.attempt_id, None)
-        self._when_told(source, lambda: self._post_done(done))
-
-    def _post_done(self, done: PrefillDone) -> None:
-        self._mailbox.post(done)
-        self._hurry(done.output.attempt_id)
-
-    def _hurry(self, attempt_id: AttemptId) -> None:
-        """A successor that is to catch up tells of its next token as soon as it has it: its steps are taken many at once."""
-        successor = self._catching_up.get(_request_of(attempt_id))
-        if successor is not None and successor[0] == attempt_id:
-            self._loop.after(self._rpc_s, lambda: self._end_steps(successor[1]))
-
-    def _end_steps(self, instance_id: InstanceId) -> None:
-        if instance_id in self._decodes:
-            self._decodes[instance_id].end_steps()
+        self._when_told(source, lambda: self._mailbox.post(done))
 
     def _when_told(self, decode_id: InstanceId | None, do: Callable[[], None]) -> None:
         """Once what the instance has made by now has come here: its steps are taken many at once. None: at once."""
@@ -141,7 +125,6 @@ class SimGateway:
         self._step_s = step_s
         for output in update.outputs:
             self._mailbox.post(output)
-            self._hurry(output.attempt_id)
         for failed in update.failed:
             self._mailbox.post(ev.SideFailed(Role.DECODE, failed))
 
@@ -185,7 +168,6 @@ class SimGateway:
             case ev.StartAtDecode(instance, order, successor):
                 if successor:
                     self._moving[order.request.attempt_id] = self._decoding_at[order.request.request_id]
-                    self._catching_up[order.request.request_id] = order.request.attempt_id, instance.instance_id
                 else:
                     self._decoding_at[order.request.request_id] = instance.instance_id
                 order = replace(order, refusable=order.refusable and not self._checks_late)
@@ -201,10 +183,7 @@ class SimGateway:
                 self._conductor(progress)
             case ev.Moved(request_id, _, target):
                 self._decoding_at[request_id] = target
-                self._catching_up.pop(request_id, None)
                 self.num_moved += 1
-            case ev.MoveGivenUp(request_id):
-                self._catching_up.pop(request_id, None)
             case ev.TellPlaced(placed):
                 self._conductor(conductor_events.Placed(GATEWAY, placed))
             case ev.Terminal(request_id, reply):
@@ -233,16 +212,11 @@ class SimGateway:
 
     def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         self._decoding_at.pop(RequestId(str(index)), None)
-        self._catching_up.pop(RequestId(str(index)), None)
         if isinstance(reply, ev.Finished):
             self.records.finish(index, self._loop.now, reply.cached_tokens)
         elif isinstance(reply, ev.Failed):
             refused = isinstance(reply.error, Overloaded | DeadlineExceeded)
             self.records.reject(index, reply.error.code if refused and reply.error.code else LOST)
-
-
-def _request_of(attempt_id: AttemptId) -> RequestId:
-    return RequestId(attempt_id.partition(".")[0])
 
 
 def _index(attempt_id: str) -> int:

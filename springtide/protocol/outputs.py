@@ -121,6 +121,8 @@ class PrefillDone:
     """Of all its tokens after the first, where the parameters ask for them and no token has been sent before."""
     times: PrefillTimes | None = None
     """Of an attempt that is traced."""
+    most_foretold: int = 0
+    """From a decode node: of what is foretold to the attempt, a step computes so many tokens at most. 0: it comes to them one by one."""
 
 
 class FailureCode(Enum):

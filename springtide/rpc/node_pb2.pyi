@@ -106,7 +106,7 @@ class AttemptSign(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., computed_tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms", "prompt_logprobs", "times")
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms", "prompt_logprobs", "times", "most_foretold")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class PrefillDone(_message.Message):
     FETCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    MOST_FORETOLD_FIELD_NUMBER: _ClassVar[int]
     output: _common_pb2.TokenOutput
     cached_tokens: int
     remote_tokens: int
@@ -125,7 +126,8 @@ class PrefillDone(_message.Message):
     fetch_wait_ms: float
     prompt_logprobs: _common_pb2.PromptLogprobs
     times: PrefillTimes
-    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ...) -> None: ...
+    most_foretold: int
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., most_foretold: _Optional[int] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
     __slots__ = ("age_ms", "slots_ms", "fetch_at_ms", "fetch_bytes", "passes", "passes_left_out")

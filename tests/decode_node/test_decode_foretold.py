@@ -23,7 +23,7 @@ from springtide.ids import AttemptId
 from springtide.protocol.outputs import SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.starts import ForetellTokens
-from tests.support.decode_core import Node, only, start
+from tests.support.decode_core import Node, only, prefilled, start
 from tests.support.models import make_tiny_llama
 
 A = AttemptId("a")
@@ -35,6 +35,7 @@ def test_what_is_foretold_is_found_by_its_position() -> None:
     foretold.add(4, (40, 50))
     assert (foretold.draft(3, 9), foretold.draft(4, 1), foretold.end) == ([30, 40, 50], [40], 6)
     assert foretold.draft(2, 9) == foretold.draft(6, 9) == [], "what comes between is not known, or what comes then"
+    assert [foretold.expected(position) for position in (2, 3, 6, 8)] == [0, 5, 2, 0]
     foretold.add(8, (80,))
     assert (foretold.draft(3, 9), foretold.draft(8, 9), foretold.end) == ([], [80], 9)
 
@@ -85,12 +86,17 @@ def test_nothing_is_guessed_where_there_is_something_foretold_and_it_teaches_not
     assert run.rows[0].foretold is None and run.rows[0].lookup is not None, "from here on it guesses"
 
 
-def test_an_engine_that_cannot_verify_takes_one_token_at_a_time() -> None:
-    node = Node(100)
-    (run,) = only(node.join(start("a", 10)), RunStep)
-    foretell(node, 1, 5, 5, 5)
+@pytest.mark.parametrize("most", [0, 16])
+def test_an_engine_says_how_many_it_computes_in_a_step_and_asks_for_no_slots_beyond_these(most: int) -> None:
+    node = Node(100, most_foretold=most)
+    node.tell(start("a", 10, inlined=True, max_tokens=400))
+    foretell(node, 0, *[5] * 300)
+    actions = node.prompt_computed("a", 5)
+    assert [done.most_foretold for done in prefilled(actions)] == [most]
+    (run,) = only(actions, RunStep)
     (run,) = only(node.step(run), RunStep)
-    assert run.most_drafted == 0 and run.rows[0].draft(9) == []
+    assert (run.most_drafted, len(run.rows[0].draft(99))) == ((0, 0) if not most else (most, most))
+    assert len(node.store.held["a"]) == (3 if not most else 6), "for a step that runs, the next one, and the slot after that"
 
 
 def test_what_is_foretold_to_nobody_here_changes_nothing() -> None:
@@ -99,7 +105,7 @@ def test_what_is_foretold_to_nobody_here_changes_nothing() -> None:
 
 def test_foretold_tokens_come_before_guesses_and_keep_to_the_objectives_of_all_who_are_in_the_step() -> None:
     """A step of two takes 10.2 ms, .85 of the objective is 11.25 ms, each token .1."""
-    node = Node(100)
+    node = Node(100, most_foretold=16)
     node.join(start("a", 10))
     node.join(start("b", 10, tbt_slo_ms=11.25 / 0.85))
     running, cost = list(node.core._holders), DecodeCost(10.0, 0.1, 0.0)

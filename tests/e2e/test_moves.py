@@ -90,6 +90,7 @@ def test_a_sequence_that_moves_again_and_again_goes_on_as_if_it_did_not(cluster:
         while num_moved(cluster) < before + 3:
             assert generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS, sampling=sampling).token_ids == wanted
     all_slots_are_back(cluster)
+    assert sum(cluster.metric(name, "springtide_decode_foretold_tokens_total") for name in DECODES) > 0, "several came in a step"
 
 
 def test_an_operator_has_what_runs_at_a_node_move(cluster: Cluster, reference: Reference) -> None:

@@ -333,7 +333,8 @@ class World:
             if output.finish is not None:
                 attempt.running.discard(Role.DECODE)
         scores = PromptLogprobs(bytes(8), bytes(8)) if attempt.request.scored and attempt.base == 0 else None
-        self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2), prompt_logprobs=scores))
+        most_foretold = self.random.choice([0, 1, 4])
+        self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2), prompt_logprobs=scores, most_foretold=most_foretold))
 
     def decode_output(self, attempt: Attempt) -> None:
         at_once = self.random.randint(1, 3)

@@ -42,8 +42,9 @@ class Moving:
                     self.told.append(told)
         return actions
 
-    def first(self, attempt_id: AttemptId, position: int, finish: Finish | None = None) -> list[ev.Action]:
-        return self.feed(PrefillDone(TokenOutput(attempt_id, position, (SampledToken(position),), finish), cached_tokens=2))
+    def first(self, attempt_id: AttemptId, position: int, *, most_foretold: int = 2) -> list[ev.Action]:
+        output = TokenOutput(attempt_id, position, (SampledToken(position),))
+        return self.feed(PrefillDone(output, cached_tokens=2, most_foretold=most_foretold))
 
     def tokens(self, attempt_id: AttemptId, *positions: int, finish: Finish | None = None) -> list[ev.Action]:
         return self.feed(TokenOutput(attempt_id, positions[0], tuple(SampledToken(at) for at in positions), finish))
@@ -60,63 +61,55 @@ def aborted(actions: Sequence[ev.Action]) -> list[AttemptId]:
     return [action.attempt_id for action in actions if isinstance(action, ev.Abort)]
 
 
-def test_a_successor_is_foretold_what_has_come_since_it_began_and_takes_the_place_when_it_has_come_to_it() -> None:
+def test_a_successor_is_foretold_what_has_come_since_it_began_and_takes_the_place_when_a_step_computes_what_it_lacks() -> None:
     moving = Moving()
     moving.tokens(FIRST, 2)
-    moving.tokens(FIRST, 3, 4)
-    assert moving.told == [ForetellTokens(SECOND, 2, (2,)), ForetellTokens(SECOND, 3, (3, 4))]
-    assert moving.first(SECOND, 2) == [], "it is 2 behind, and the client waits for nobody"
-    moving.tokens(FIRST, 5)
-    assert moving.tokens(SECOND, 3, 4) == [], "1 behind"
-    actions = moving.tokens(SECOND, 5)
-    assert [(one.source, one.target, one.behind) for one in moved(actions)] == [("d0", "d1", 0)] and aborted(actions) == [FIRST]
-    assert moving.emitted == [0, 1, 2, 3, 4, 5]
-    assert moving.tokens(FIRST, 6) == [], "it is over"
+    moving.tokens(FIRST, 3, 4, 5)
+    assert moving.told == [ForetellTokens(SECOND, 2, (2,)), ForetellTokens(SECOND, 3, (3, 4, 5))]
+    assert moving.first(SECOND, 2) == [], "it is 3 behind, and the client waits for nobody"
+    moving.tokens(FIRST, 6)
+    assert moving.tokens(SECOND, 3) == [], "3 behind"
+    actions = moving.tokens(SECOND, 4, 5)
+    assert [(one.source, one.target, one.behind) for one in moved(actions)] == [("d0", "d1", 1)] and aborted(actions) == [FIRST]
+    assert moving.emitted == [0, 1, 2, 3, 4, 5, 6]
+    assert moving.tokens(FIRST, 7) == [], "it is over"
     moving.tokens(SECOND, 6, 7)
     assert moving.emitted == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert moving.told[-1] == ForetellTokens(SECOND, 5, (5,)), "who has the place is foretold nothing"
+    assert moving.told[-1] == ForetellTokens(SECOND, 6, (6,)), "who has the place is foretold nothing"
+
+
+def test_a_successor_that_lacks_no_more_than_a_step_computes_takes_the_place_with_its_first_token() -> None:
+    moving = Moving()
+    moving.tokens(FIRST, 2, 3, 4)
+    (one,) = moved(moving.first(SECOND, 2))
+    assert one.behind == 2
+    moving.tokens(SECOND, 3, 4, 5)
+    assert moving.emitted == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_tokens_of_a_successor_that_is_ahead_go_to_the_client() -> None:
     moving = Moving()
-    moving.tokens(FIRST, 2, 3)
+    moving.tokens(FIRST, 2, 3, 4, 5, 6)
     moving.first(SECOND, 2)
-    moving.tokens(FIRST, 4)
-    actions = moving.tokens(SECOND, 3, 4, 5)
+    actions = moving.tokens(SECOND, 3, 4, 5, 6, 7)
     assert moved(actions)[0].behind == 0
-    assert moving.emitted == [0, 1, 2, 3, 4, 5]
+    assert moving.emitted == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_successor_that_comes_no_closer_takes_the_place_where_it_is_a_token_behind() -> None:
+def test_a_successor_that_computes_one_token_at_a_time_takes_the_place_or_makes_room_for_another() -> None:
     moving = Moving()
-    moving.tokens(FIRST, 2)
-    moving.tokens(FIRST, 3)
-    assert not moved(moving.first(SECOND, 2))
-    moving.tokens(FIRST, 4)
-    (one,) = moved(moving.tokens(SECOND, 3))
-    assert one.behind == 1
-    assert moving.emitted == [0, 1, 2, 3, 4]
-    moving.tokens(SECOND, 4)
-    assert moving.emitted == [0, 1, 2, 3, 4], "the client has it"
-    moving.tokens(SECOND, 5)
-    assert moving.emitted == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_successor_that_comes_no_closer_and_is_further_behind_makes_room_for_another() -> None:
+    moving.tokens(FIRST, 2, 3)
+    assert moved(moving.first(SECOND, 2, most_foretold=0))[0].behind == 1
     moving = Moving()
     for at in range(2, 7):
         moving.tokens(FIRST, at)
-    assert not moved(moving.first(SECOND, 2))
-    moving.tokens(FIRST, 7)
-    assert not moving.tokens(SECOND, 3)
-    moving.tokens(FIRST, 8)
-    actions = moving.tokens(SECOND, 4)
+    actions = moving.first(SECOND, 2, most_foretold=0)
     (start,) = [action for action in actions if isinstance(action, ev.StartAtDecode)]
-    assert start.successor and start.start.request.attempt_id == THIRD and start.start.request.first_position == 9
+    assert start.successor and start.start.request.attempt_id == THIRD and start.start.request.first_position == 7
     assert aborted(actions) == [SECOND]
-    moving.tokens(FIRST, 9)
-    assert moving.told[-1] == ForetellTokens(THIRD, 9, (9,))
-    assert moved(moving.first(THIRD, 9))
+    moving.tokens(FIRST, 7)
+    assert moving.told[-1] == ForetellTokens(THIRD, 7, (7,))
+    assert moved(moving.first(THIRD, 7, most_foretold=0))
 
 
 def test_a_successor_that_catches_up_takes_over_where_it_is_when_the_old_place_fails() -> None:
@@ -135,14 +128,13 @@ def test_a_successor_that_catches_up_takes_over_where_it_is_when_the_old_place_f
 
 def test_a_successor_that_fails_while_it_catches_up_is_forgotten() -> None:
     moving = Moving()
-    moving.tokens(FIRST, 2)
-    moving.tokens(FIRST, 3)
+    moving.tokens(FIRST, 2, 3, 4, 5)
     moving.first(SECOND, 2)
     failed = AttemptFailed(SECOND, Failure(FailureCode.POOL_FULL, "full"))
     assert any(isinstance(action, ev.MoveGivenUp) for action in moving.feed(ev.SideFailed(Role.DECODE, failed)))
     told = len(moving.told)
-    moving.tokens(FIRST, 4)
-    assert moving.emitted == [0, 1, 2, 3, 4] and len(moving.told) == told
+    moving.tokens(FIRST, 6)
+    assert moving.emitted == [0, 1, 2, 3, 4, 5, 6] and len(moving.told) == told
 
 
 def test_a_successor_that_comes_to_another_token_or_to_an_end_where_there_was_none_is_given_up() -> None:
@@ -152,7 +144,7 @@ def test_a_successor_that_comes_to_another_token_or_to_an_end_where_there_was_no
         TokenOutput(SECOND, 5, (SampledToken(5),)),
     ):
         moving = Moving()
-        for at in range(2, 5):
+        for at in range(2, 7):
             moving.tokens(FIRST, at)
         moving.first(SECOND, 2)
         actions = moving.feed(output)
@@ -161,21 +153,20 @@ def test_a_successor_that_comes_to_another_token_or_to_an_end_where_there_was_no
 
 def test_what_a_successor_says_twice_changes_nothing() -> None:
     moving = Moving()
-    for at in range(2, 6):
+    for at in range(2, 9):
         moving.tokens(FIRST, at)
     moving.first(SECOND, 2)
     moving.tokens(SECOND, 3)
     assert moving.first(SECOND, 2) == [] and moving.tokens(SECOND, 3) == []
-    assert moved(moving.tokens(SECOND, 4, 5))
+    assert moved(moving.tokens(SECOND, 4, 5, 6))
 
 
 def test_a_successor_that_comes_to_the_end_first_ends_the_request() -> None:
-    moving = Moving(max_tokens=6)
-    moving.tokens(FIRST, 2)
-    moving.tokens(FIRST, 3)
+    moving = Moving(max_tokens=8)
+    moving.tokens(FIRST, 2, 3, 4, 5, 6)
     moving.first(SECOND, 2)
-    actions = moving.tokens(SECOND, 3, 4, 5, finish=Finish.LENGTH)
-    assert moving.emitted == list(range(6)) and moved(actions)
+    actions = moving.tokens(SECOND, 3, 4, 5, 6, 7, finish=Finish.LENGTH)
+    assert moving.emitted == list(range(8)) and moved(actions)
     (end,) = [action for action in actions if isinstance(action, ev.Terminal)]
     assert isinstance(end.reply, ev.Finished) and end.reply.reason is Finish.LENGTH
     assert aborted(actions) == [FIRST]
