@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from typing import Any
 from node_runtime.held_starts import HeldStarts
 from springtide.ids import AttemptId
 from springtide.protocol.sampling import Grammar
-from springtide.protocol.starts import DecodeStart
+from springtide.protocol.starts import DecodeStart, ForetellTokens
 from tests.support import decode_core
 
 
@@ -45,3 +46,25 @@ def test_a_grammar_is_kept_until_its_attempt_was_missing_twice() -> None:
         assert compiler.keeps, "the core may have yet to take it in"
     held.keep_compiled(set())
     assert not compiler.keeps
+
+
+async def test_what_is_foretold_to_an_attempt_that_is_held_comes_after_its_start() -> None:
+    compiled: Future[Any] = Future()
+    told: list[object] = []
+
+    class Slow:
+        def prepare(self, grammar: Grammar) -> Future[Any]:
+            return compiled
+
+    held: HeldStarts[DecodeStart] = HeldStarts(Slow(), lambda _: True, told.append, lambda *_: None)  # type: ignore[arg-type]
+    event = decode_core.start("a", 10)
+    params = replace(event.start.request.params, grammar=Grammar("%llguidance {}"))
+    event = replace(event, start=replace(event.start, request=replace(event.start.request, params=params)))
+    foretold = [ForetellTokens(AttemptId("a"), position, (5,)) for position in range(2)]
+    assert held.keeps(event) and all(map(held.keeps, foretold))
+    assert not held.keeps(ForetellTokens(AttemptId("b"), 0, (5,))), "the core's affair"
+    compiled.set_result(None)
+    while len(told) < 3:
+        await asyncio.sleep(0)
+    assert told == [event, *foretold]
+    assert not held.keeps(foretold[0])
