@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from deploy.ca.authority import Authority
+from deploy.local.plan import SPINS
 from deploy.ray.resources import Pool, bundle, fits, least_nodes, pool_config
 from springtide.config import ClusterConfig
 from tests.support.chart import (
@@ -474,6 +475,13 @@ def test_each_pool_has_its_threads() -> None:
         if each.component() in POOLS
     }
     assert told == {"instance": {"3"}, "prefill": {"5"}}
+    engines = [
+        {variable["name"]: variable.get("value") for variable in container["env"]}
+        for each in pods(objects)
+        for container in each.spec["containers"]
+        if each.component() in POOLS and container["name"] == each.component()
+    ]
+    assert {(one["OMP_NUM_THREADS"], one["GOMP_SPINCOUNT"]) for one in engines} == {("3", SPINS), ("5", SPINS)}
 
 
 def test_pools_are_scaled_by_metrics_that_there_are() -> None:

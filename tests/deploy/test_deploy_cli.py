@@ -16,7 +16,7 @@ from deploy.ca.authority import addresses_in
 from deploy.local import rundir
 from deploy.local.certificates import OwnCertificates
 from deploy.local.node import StagePlace, stage_place
-from deploy.local.plan import ClusterPaths, client_host, free_port, metrics_ports, node_processes, placed, processes, resolve
+from deploy.local.plan import SPINS, ClusterPaths, client_host, free_port, metrics_ports, node_processes, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
@@ -262,6 +262,8 @@ def test_every_process_is_told_the_clusters_secret_and_nobody_sees_it(tmp_path: 
     assert secret != other.cluster_secret.get_secret_value() and len(secret) == 64
     specs = processes(config, ClusterPaths(tmp_path), embedded_valkey=True)
     assert {spec.role for spec in specs if spec.environment.get(SECRET_VARIABLE) != secret} == {"valkey"}
+    engines = [spec.environment["GOMP_SPINCOUNT"] for spec in specs if spec.name in ("instance-0", "instance-1")]
+    assert engines == [SPINS] * 2, "their threads do not keep cores from one another"
     write_config(config, tmp_path / "config.yaml")
     assert secret not in repr(specs) + (tmp_path / "config.yaml").read_text()
 
