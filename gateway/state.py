@@ -46,8 +46,8 @@ class Limits:
 STEPS_AT_A_STANDSTILL = 20
 
 CLOSE_TOKENS, FAR_TOKENS, MOST_SUCCESSORS, MOST_WAITS = 1, 16, 4, 16
-"""A successor takes the attempt's place at once if it is so few tokens behind; further behind than so many, none does; so many begin at
-most; and so many outputs one has to catch up."""
+"""A successor that computes tokens one by one takes the attempt's place if it is so few behind; further behind than so many, none does; so
+many begin at most; and so many outputs has one that computes several at once."""
 
 
 class Hashing(Protocol):
@@ -164,8 +164,9 @@ class AttemptState:
 class Move:
     """The way of a request that runs to another decode node. A successor of its attempt has the prefix brought there and computes what is
     lacking, while the attempt goes on. When the successor's first token comes, the attempt has gone on by some tokens. They are foretold to
-    it: if its node computes as many in one step, it takes the attempt's place, else it goes on to catch up. Where it comes to them one by
-    one, and they are many, for a long prefix had to be brought, another successor begins at the same place: it finds most of it there."""
+    it: it takes the attempt's place after its first step, if the next one computes as many as it lacks then, and else goes on to catch up.
+    Where it comes to them one by one, and they are many, for a long prefix had to be brought, another successor begins at the same place:
+    it finds most of it there."""
 
     asked: AttemptId | None
     """For which the Conductor's answer is awaited; None: the successor runs."""
@@ -187,11 +188,17 @@ class Move:
     def judge(self, behind: int, most_foretold: int) -> Literal["close", "wait", "again", "far"]:
         """What becomes of a successor that has come to a token and is so many behind, of which it computes so many in a step. close: it
         takes the attempt's place. wait: it catches up. again: another begins that is to be closer. far: none does."""
-        if behind <= max(CLOSE_TOKENS, most_foretold):
+        if behind < 0:
             return "close"
-        if most_foretold and self.waited < MOST_WAITS:
-            self.waited += 1
-            return "wait"
+        if most_foretold:
+            # Behind the pass of its prompt a step may be launched already that it is not in. From its first step on it is in every one.
+            if self.waited and behind <= most_foretold:
+                return "close"
+            if self.waited < MOST_WAITS:
+                self.waited += 1
+                return "wait"
+        elif behind <= CLOSE_TOKENS:
+            return "close"
         before, self.behind = self.behind, behind
         no_closer = before is not None and behind >= before
         if self.successors < MOST_SUCCESSORS and not (no_closer and behind <= FAR_TOKENS):

@@ -105,10 +105,14 @@ def test_a_successor_goes_on_when_what_it_lacks_is_one_step_and_has_its_time_to_
     move, placed = Move(asked=None), AttemptState(assignment(FIRST), 0, 3, 0.0, {})
     move.begin(placed)
     assert [move.judge(behind, 16) for behind in (40, 30, 17, 16)] == ["wait", "wait", "wait", "close"]
+    for first in (0, 5, 16):
+        move.begin(placed)
+        assert [move.judge(first, 16), move.judge(first, 16)] == ["wait", "close"], "its first step is behind another one, maybe"
+    move.begin(placed)
+    assert move.judge(-1, 16) == "close", "the client has not had it"
+    move = Move(asked=None)
     move.begin(placed)
     assert [move.judge(20, 16) for _ in range(MOST_WAITS + 1)] == ["wait"] * MOST_WAITS + ["again"]
-    move.begin(placed)
-    assert move.judge(8, 16) == "close"
 
 
 @settings(max_examples=50, deadline=None)

@@ -78,13 +78,20 @@ def test_a_successor_is_foretold_what_has_come_since_it_began_and_takes_the_plac
     assert moving.told[-1] == ForetellTokens(SECOND, 6, (6,)), "who has the place is foretold nothing"
 
 
-def test_a_successor_that_lacks_no_more_than_a_step_computes_takes_the_place_with_its_first_token() -> None:
+def test_a_successor_that_lacks_no_more_than_a_step_computes_takes_the_place_after_its_first_step() -> None:
     moving = Moving()
     moving.tokens(FIRST, 2, 3, 4)
-    (one,) = moved(moving.first(SECOND, 2))
+    assert moving.first(SECOND, 2) == []
+    moving.tokens(FIRST, 5)
+    (one,) = moved(moving.tokens(SECOND, 3))
     assert one.behind == 2
-    moving.tokens(SECOND, 3, 4, 5)
-    assert moving.emitted == [0, 1, 2, 3, 4, 5]
+    moving.tokens(SECOND, 4, 5, 6)
+    assert moving.emitted == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_successor_whose_first_token_is_new_takes_the_place_with_it() -> None:
+    moving = Moving()
+    assert moved(moving.first(SECOND, 2)) and moving.emitted == [0, 1, 2]
 
 
 def test_the_tokens_of_a_successor_that_is_ahead_go_to_the_client() -> None:
