@@ -107,11 +107,17 @@ def played(cluster: Cluster, seed: int, moves: bool) -> tuple[list[Gap], Generat
 
 
 def change_places(cluster: Cluster) -> None:
-    """The two sequences that run do, each at another decode node."""
-    for source in [each.instance.instance_id for each in decodes(cluster)]:
+    """Both sequences that run move, until each has, and each decode node has one. Who has not moved yet goes first."""
+    moved = 0
+    while moved < 2 or any(each.running != 1 for each in decodes(cluster)):
+        fullest = max(decodes(cluster), key=lambda each: each.running)
         before = num_moved(cluster)
-        assert move(cluster, source, 1) == 1
+        if not move(cluster, fullest.instance.instance_id, 1):
+            time.sleep(0.2)  # It has left, and the node has yet to say so.
+            continue
         cluster.wait_until(lambda before=before: num_moved(cluster) > before, "it to move", timeout_s=60)  # type: ignore[misc]
+        moved += 1
+        cluster.wait_until(lambda: sum(each.running for each in decodes(cluster)) == 2, "the nodes to say so")
 
 
 def decodes(cluster: Cluster) -> list[InstanceStatus]:
