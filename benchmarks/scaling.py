@@ -240,7 +240,7 @@ def main() -> None:
     show("Scaling", found)
     draw(seen, PICTURE)
     notes = with_remarks(NOTES, [], remark)
-    headlines = ("from the step up until it takes requests", "requests that were lost")
+    headlines = ("from the step up until it takes requests",)
     print(write("scaling", "make bench-scaling", found, notes, headlines))
     print(PICTURE)
 
