@@ -642,7 +642,7 @@ class GatewayCore:
             return self._give_up_move(state, f"{where} is {behind} tokens behind")
         if verdict == "close":
             stopped = self._stop_attempt(state, attempt, Phase.MOVED)
-            actions = [*stopped, *self._take_place(state, attempt, move, successor, max(behind, 0), now)]
+            actions = [*stopped, *self._take_place(state, attempt, move, max(behind, 0), now)]
             return actions if isinstance(event, PrefillDone) else [*actions, *self._on_decode_output(event, now)]
         successor.end = output.end
         if verdict == "wait":
@@ -654,10 +654,10 @@ class GatewayCore:
         # In this order the Conductor knows that the move goes on.
         return [*aborts, *begun, ev.TellPlaced(state.live_attempt(move.attempt)), report]
 
-    def _take_place(
-        self, state: RequestState, attempt: AttemptState, move: Move, successor: AttemptState, behind: int | None, now: float
-    ) -> list[ev.Action]:
+    def _take_place(self, state: RequestState, attempt: AttemptState, move: Move, behind: int | None, now: float) -> list[ev.Action]:
         """The request is the successor's from now on. `behind`: as of Moved."""
+        successor = move.attempt
+        assert successor is not None
         state.attempt, state.move = successor, None
         successor.sent_from = len(state.tokens)
         moved = ev.Moved(state.generation.request_id, attempt.instance_of(Role.DECODE), successor.instance_of(Role.DECODE), behind)
@@ -672,7 +672,7 @@ class GatewayCore:
             del self._moves[move.asked]
         if move.attempt is None:
             return []
-        return self._take_place(state, failed, move, move.attempt, None, now)
+        return self._take_place(state, failed, move, None, now)
 
     def _give_up_move(self, state: RequestState, why: str) -> list[ev.Action]:
         actions = self._end_move(state, why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -45,9 +44,8 @@ class HeldStarts(Generic[StartT]):
         self._samples_first: Callable[[StartT], bool] = samples_first
         self._tell: Callable[[Ordered[StartT]], None] = tell
         self._refuse = refuse
-        self._held: dict[AttemptId, Start[StartT]] = {}
-        self._foretold: defaultdict[AttemptId, list[ForetellTokens]] = defaultdict(list)
-        """Of these, what was foretold to them."""
+        self._held: dict[AttemptId, tuple[Start[StartT], list[ForetellTokens]]] = {}
+        """Their starts, and what was foretold to them since."""
         self._compiled_for: dict[AttemptId, Future[LLMatcher]] = {}
         """The grammars of those that are held, and of those that the core has: they stay compiled, however many others come."""
         self._not_seen: set[AttemptId] = set()
@@ -62,7 +60,7 @@ class HeldStarts(Generic[StartT]):
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
         """Signs of the attempts, each with its session."""
-        for attempt_id, event in self._held.items():
+        for attempt_id, (event, _) in self._held.items():
             yield event.session, AttemptSign(attempt_id, 0, waiting=True)
 
     def keep_compiled(self, live: Collection[AttemptId]) -> None:
@@ -79,19 +77,13 @@ class HeldStarts(Generic[StartT]):
             case Start(_, start):
                 return self._hold(event) if start.request.params.grammar else False
             case ForetellTokens(attempt_id) if attempt_id in self._held:
-                self._foretold[attempt_id].append(event)
+                self._held[attempt_id][1].append(event)
                 return True
             case AbortAttempt(attempt_id):
-                return self._let_go(attempt_id)
+                return self._held.pop(attempt_id, None) is not None
             case SessionEnded(session):
-                for attempt_id in [attempt_id for attempt_id, one in self._held.items() if one.session == session]:
-                    self._let_go(attempt_id)
+                self._held = {attempt_id: held for attempt_id, held in self._held.items() if held[0].session != session}
         return False
-
-    def _let_go(self, attempt_id: AttemptId) -> bool:
-        """Returns whether it was held."""
-        self._foretold.pop(attempt_id, None)
-        return self._held.pop(attempt_id, None) is not None
 
     def _hold(self, event: Start[StartT]) -> bool:
         request = event.start.request
@@ -100,15 +92,15 @@ class HeldStarts(Generic[StartT]):
         compiled = self._compiled_for[request.attempt_id] = self._grammars.prepare(request.params.grammar)
         if not self._samples_first(event.start) or (compiled.done() and compiled.exception() is None):
             return False
-        self._held[request.attempt_id] = event
+        self._held[request.attempt_id] = event, []
         when_compiled(compiled, lambda: self._compiled(event, compiled))
         return True
 
     def _compiled(self, event: Start[StartT], compiled: Future[LLMatcher]) -> None:
         attempt_id = event.start.request.attempt_id
-        if self._held.get(attempt_id) is not event or compiled.cancelled():
+        held, foretold = self._held.get(attempt_id, (None, []))
+        if held is not event or compiled.cancelled():
             return
-        foretold = self._foretold.pop(attempt_id, [])
         del self._held[attempt_id]
         if (error := compiled.exception()) is None:
             self._tell(event)

@@ -33,7 +33,7 @@ class StepRow(NamedTuple):
     lookup: PromptLookup | None = None
     """What guesses them. It belongs to whoever runs the steps, as `output_ids` do."""
     foretold: Foretold | None = None
-    """What has them. Where there is one, nothing is guessed."""
+    """What has those that were. Where there is one, nothing is guessed."""
 
     def draft(self, most: int) -> list[int]:
         """The tokens, at most so many, as the step begins."""

@@ -194,8 +194,7 @@ class DecodeCore:
         if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
             return None
         most = 0 if others_wait or self._guess_price.compares else settings.most_drafted
-        drafts = scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens, settings.most_foretold)
-        return self._steps.launch(batch, drafts)
+        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens))
 
     def foreseen(self) -> ForeseenStep:
         """What is known beforehand of the step that was launched last."""
@@ -564,7 +563,7 @@ class DecodeCore:
     def _foretell(self, told: ForetellTokens) -> None:
         attempt = self._attempts.get(told.attempt_id)
         if attempt is not None and self._settings.most_foretold:
-            attempt.foretold = attempt.foretold or Foretold()
+            attempt.foretold = attempt.foretold or Foretold(self._settings.most_foretold)
             attempt.foretold.add(told.position, told.token_ids)
             if attempt.has_begun:
                 self._grow_ahead(attempt)
@@ -713,7 +712,7 @@ class DecodeCore:
             if ended.run.rows[i].lookup is not None:
                 if event.drafted and event.drafted[i]:
                     attempt.guessing.observe(event.drafted[i], len(sampled) - 1)
-                elif ended.run.rows[i].most_drafted:
+                else:
                     attempt.guessing.unfound()
             output = self._append(attempt, sampled)
             told[attempt.session][0].append(output)

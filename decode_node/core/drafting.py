@@ -116,7 +116,9 @@ class PromptLookup:
 class Foretold:
     """What an output is bound to come to, for another node has come to it. The core adds to it while who runs the steps looks at it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """`most`: that a step computes."""
+        self._most = most
         self._known: tuple[int, list[int]] = 0, []
         """The position of the first, and the tokens."""
 
@@ -128,7 +130,7 @@ class Foretold:
 
     def expected(self, position: int) -> int:
         """How many a step may find from this position on, that is launched now: between that and its begin some may be added."""
-        return max(0, min(self.end + _LATER - position, MOST_FORETOLD)) if position >= self._known[0] else 0
+        return max(0, min(self.end + _LATER - position, self._most)) if position >= self._known[0] else 0
 
     def add(self, position: int, token_ids: Sequence[int]) -> None:
         """Where some between are not known, those before them are of no more use."""

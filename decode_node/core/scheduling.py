@@ -58,21 +58,19 @@ def _idle_ones(
     return chosen
 
 
-def drafts(
-    batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, most: int, block_tokens: int, most_foretold: int = 0
-) -> list[int]:
+def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, most: int, block_tokens: int) -> list[int]:
     """How many tokens of each of a step's sequences may be guessed, at most `most`, or were foretold. A step with guesses gives the more
     tokens in its time, within the objectives of all who are in it; in idle capacity nobody guesses at others' cost. Foretold ones are sure,
     and have precedence; nothing is guessed of a sequence of which there are some."""
     size = len(batch)
-    foretold = [max(0, min(attempt.num_foretold, most_foretold, attempt.draft_room(block_tokens))) for attempt in batch]
+    foretold = [max(0, min(count, attempt.draft_room(block_tokens))) if (count := attempt.num_foretold) else 0 for attempt in batch]
     if not most and not any(foretold):
         return foretold
     predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch))
     row_ms = price.row_ms(cost, predicted_ms)
     objectives = [attempt.tbt_slo_ms for attempt in batch if attempt.tbt_slo_ms > 0]
     idle = batch[0].idle
-    left, share = max(most, most_foretold) * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
+    left, share = sum(foretold) + most * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
     if objectives:
         left = max(0, int((share * min(objectives) - predicted_ms) / row_ms))
     drafted = []

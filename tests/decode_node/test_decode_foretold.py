@@ -30,7 +30,7 @@ A = AttemptId("a")
 
 
 def test_what_is_foretold_is_found_by_its_position() -> None:
-    foretold = Foretold()
+    foretold = Foretold(MOST_FORETOLD)
     foretold.add(3, (30, 40))
     foretold.add(4, (40, 50))
     assert (foretold.draft(3, 9), foretold.draft(4, 1), foretold.end) == ([30, 40, 50], [40], 6)
@@ -110,9 +110,9 @@ def test_foretold_tokens_come_before_guesses_and_keep_to_the_objectives_of_all_w
     node.join(start("b", 10, tbt_slo_ms=11.25 / 0.85))
     running, cost = list(node.core._holders), DecodeCost(10.0, 0.1, 0.0)
     foretell(node, 1, *[5] * 6)
-    assert drafts(running, cost, GuessPrice(), 8, 8, MOST_FORETOLD) == [7, 3]
+    assert drafts(running, cost, GuessPrice(), 8, 8) == [7, 3]
     foretell(node, 7, *[5] * 90)
-    assert drafts(running, cost, GuessPrice(), 0, 8, MOST_FORETOLD) == [min(10, running[0].draft_room(8)), 0]
+    assert drafts(running, cost, GuessPrice(), 0, 8) == [min(10, running[0].draft_room(8)), 0]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_those_come_in_one_step_that_are_right_up_to_the_first_that_is_not(runne
     def counting(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         return [SampledToken(20 + len(row.output_ids)) for row in rows]
 
-    prompt, output, foretold = [20, 21, 22], [20], Foretold()
+    prompt, output, foretold = [20, 21, 22], [20], Foretold(MOST_FORETOLD)
     sampling = SamplingRow(SamplingParams(temperature=0.0, max_tokens=12), prompt, output)
     runs = [RunStep(number, (StepRow(A, 3, (0, 1), sampling, output, 16, None, foretold),)) for number in range(2)]
     foretold.add(0, (20, 21, 22, 23, 99, 25))

@@ -26,6 +26,8 @@ from tests.support.waiting import until
 
 SAID = "Hello, wörld! One two three four."
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: list[Any] = [{"name": "weather", "description": "How it is.", "input_schema": _CITY}]
 CONTENTS = [{"parts": [{"text": "Hello"}]}]
 
 
@@ -125,10 +127,8 @@ class TestAnthropic:
         self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
     ) -> None:
         one_call(cluster, tokenizer)
-        schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-        tools: list[Any] = [{"name": "weather", "description": "How it is.", "input_schema": schema}]
-        whole = await claude.messages.create(model=MODEL, max_tokens=90, messages=HELLO, tools=tools)
-        async with claude.messages.stream(model=MODEL, max_tokens=90, messages=HELLO, tools=tools) as stream:
+        whole = await claude.messages.create(model=MODEL, max_tokens=90, messages=HELLO, tools=TOOLS)
+        async with claude.messages.stream(model=MODEL, max_tokens=90, messages=HELLO, tools=TOOLS) as stream:
             streamed = await stream.get_final_message()
         for message in (whole, streamed):
             text, call = message.content
@@ -136,24 +136,22 @@ class TestAnthropic:
             assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"city": "Köln"})
             result: list[Any] = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain in Köln"}]
             said: list[Any] = [*HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": result}]
-            answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=tools)
+            answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=TOOLS)
             assert [block.text for block in answer.content if block.type == "text"] == ["It rains."] and answer.stop_reason == "end_turn"
 
     async def test_results_over_neighbouring_messages_are_read(
         self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
     ) -> None:
         one_call(cluster, tokenizer)
-        schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-        tools: list[Any] = [{"name": "weather", "description": "How it is.", "input_schema": schema}]
         calls: list[Any] = [{"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city}} for city in ("a", "b")]
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "rain in Köln"} for call in calls]
         users: list[Any] = [{"role": "user", "content": [result]} for result in results]
         said: list[Any] = [*HELLO, {"role": "assistant", "content": calls}, *users]
-        answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=tools)
+        answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=TOOLS)
         assert [block.text for block in answer.content if block.type == "text"] == ["It rains."]
-        counted = await claude.messages.count_tokens(model=MODEL, messages=said, tools=tools)
+        counted = await claude.messages.count_tokens(model=MODEL, messages=said, tools=TOOLS)
         together = [*said[:-2], {"role": "user", "content": results}]
-        assert counted == await claude.messages.count_tokens(model=MODEL, messages=together, tools=tools)
+        assert counted == await claude.messages.count_tokens(model=MODEL, messages=together, tools=TOOLS)
 
     async def test_the_client_s_own_tool_runner_works(
         self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
