@@ -94,7 +94,7 @@ class ConductorCore:
     def __init__(self, settings: ConductorSettings) -> None:
         self.settings = settings
         self.index = PrefixIndex()
-        self.state = ClusterState(settings.chunk_tokens, settings.chunk_ms)
+        self.state = ClusterState(settings.block_tokens, settings.chunk_tokens, settings.chunk_ms)
         self.transfers = TransferModel()
         self.totals = Totals()
         self.scores = Scorekeeper(self.state.queue_bias)
@@ -258,7 +258,8 @@ class ConductorCore:
                     prediction=prediction,
                     idle=idle,
                     earlier_tokens=request.output_tokens,
-                )
+                ),
+                request.reusable_keys,
             )
             if sources:
                 self.transfers.begin(
@@ -283,6 +284,8 @@ class ConductorCore:
 
     def _prediction(self, placement: Placement, ttft_ms: float, outlook: Outlook | None, output_tokens: float, now: float) -> Prediction:
         prefill = placement.prefill
+        # What it will have waited for at the decode node, or for another prompt, says nothing of the queue.
+        queues = not (placement.inlined or placement.waits or prefill.branch == "await")
         return Prediction(
             ttft_ms=ttft_ms,
             queue_ms=prefill.queue_ms,
@@ -290,8 +293,7 @@ class ConductorCore:
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
             output_tokens=output_tokens,
-            # What it will have waited for at the decode node says nothing of the queue.
-            ahead_ms=0.0 if placement.inlined or placement.waits else self.state.instances[prefill.instance_id].queue_ms(now),
+            ahead_ms=self.state.instances[prefill.instance_id].queue_ms(now) if queues else 0.0,
         )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[PrefixSource, ...]:

@@ -7,17 +7,18 @@ attempts a report includes, so that none is counted twice or not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from conductor.core.coming_prefixes import ComingPrefixes
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import OutputLengths
 from conductor.core.forecast.queue_bias import QueueBias
 from conductor.core.types.events import Score
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
-from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Prediction
 from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.scheduling import Schedule
@@ -126,12 +127,14 @@ class Instance:
 class ClusterState:
     """Instances and live attempts."""
 
-    def __init__(self, chunk_tokens: int, chunk_ms: float | None = None) -> None:
+    def __init__(self, block_tokens: int, chunk_tokens: int, chunk_ms: float | None = None) -> None:
         """`chunk_tokens` and `chunk_ms` are those of Chunking."""
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, PlacedAttempt] = {}
         self.in_prefill: dict[AttemptId, PlacedAttempt] = {}
         """Of the attempts, those that wait for their first token, without those in idle capacity."""
+        self.coming = ComingPrefixes(block_tokens)
+        """What these will have computed where they were placed, as far as this Conductor placed them."""
         self.lengths = OutputLengths()
         self.forecast = DecodeForecast(self.lengths)
         self.queue_bias = QueueBias()
@@ -201,14 +204,16 @@ class ClusterState:
 
     # ---- attempts ----
 
-    def place(self, attempt: PlacedAttempt) -> None:
-        """The attempt is live, and its work counts where it was placed."""
+    def place(self, attempt: PlacedAttempt, keys: Sequence[BlockKey] = ()) -> None:
+        """The attempt is live, and its work counts where it was placed. `keys`: of the blocks of its prompt, as far as they are known."""
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
         self.attempts[attempt.attempt_id] = attempt
         self._of_gateway.setdefault(attempt.gateway_id, {})[attempt.attempt_id] = attempt
         if not attempt.idle:
             self._foresee(attempt)
+            if attempt.phase is Phase.PREFILL:
+                self.coming.begin(attempt.attempt_id, attempt.prefill_id, keys, attempt.joins_at)
         for instance_id in (attempt.prefill_id, attempt.decode_id):
             instance = self.instances.get(instance_id)
             if instance is not None:
@@ -241,6 +246,7 @@ class ClusterState:
         """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
         attempt.phase, attempt.first_token_at = Phase.DECODE, now
         self.in_prefill.pop(attempt.attempt_id, None)
+        self.coming.end(attempt.attempt_id)
         self.forecast.join(attempt.attempt_id, now, attempt.earlier_tokens)
         prefill = self.instances.get(attempt.prefill_id)
         if prefill is not None:
@@ -263,6 +269,7 @@ class ClusterState:
         if attempt is None:
             return
         self.in_prefill.pop(attempt_id, None)
+        self.coming.end(attempt_id)
         if not attempt.idle:
             self._tokens_to_come -= attempt.output_tokens
             self._with_output -= 1
@@ -348,6 +355,8 @@ class ClusterState:
                 assert all(attempt.phase is Phase.PREFILL for attempt in instance.unreported.values()), "a finished prefill is queued"
         waiting = {key for key, attempt in foreseen.items() if attempt.phase is Phase.PREFILL}
         assert waiting == self.in_prefill.keys(), "those in prefill are not those that wait for their first token"
+        assert self.coming.attempt_ids <= self.in_prefill.keys(), "blocks are to come of an attempt that computes none"
+        self.coming.validate()
         by_gateway = [attempt_id for attempts in self._of_gateway.values() for attempt_id in attempts]
         assert sorted(by_gateway) == sorted(self.attempts), "the gateways' attempts are not those that live"
         for attempt in self.attempts.values():

@@ -14,8 +14,9 @@ from springtide.ids import AttemptId, BlockKey, NodeId, Slot
 from springtide.protocol.starts import DecodeStart, PrefillStart, Request
 from springtide.protocol.timings import DecodeTimes
 
-DecodePhase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
-"""Where an attempt is. waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill
+DecodePhase = Literal["waiting", "awaiting", "reserving", "ingesting", "prefilling", "loading", "running"]
+"""Where an attempt is. waiting: for slots, unasked or refused. awaiting: for what another attempt
+computes of its prompt, which is computed here, too. reserving: the store has been asked. ingesting: holds slots that the prefill
 side fills. prefilling: holds slots, and its prompt is computed by this very engine. loading: its prompt is in its
 slots, and is brought to the device that computes, or will be when there is room. running: takes part in steps, once it has a place in the
 batch and a slot for its next token."""
@@ -56,6 +57,8 @@ class DecodeAttempt:
     lease_until: float = float("inf")
     """When the prefill side is given up, while ingesting."""
     slots: tuple[Slot, ...] = ()
+    awaited_blocks: int = 0
+    """Of its prompt, while it is awaiting."""
     growth: Growth = "none"
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""

@@ -51,7 +51,7 @@ from springtide.protocol.outputs import (
 )
 from springtide.protocol.sampling import Grammar
 from springtide.protocol.scheduling import MOST_LACKING_BLOCKS
-from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens
+from springtide.protocol.starts import AbortAttempt, DecodeStart, ForetellTokens, PrefillStart
 from springtide.protocol.timings import DecodeTimes
 
 LEAST_INLINED, MOST_INLINED = 8, 2
@@ -92,6 +92,15 @@ class Prompts(Protocol):
         """Whether attempts in idle capacity hold slots there."""
         ...
 
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+        """How many blocks of this prompt, which is to be computed here, it is to wait for: another one computes them. 0: for none; then
+        others may wait for those that it has computed, until it `ends`."""
+        ...
+
+    def ends(self, attempt_id: AttemptId) -> None:
+        """The attempt computes, or awaits, nothing any more."""
+        ...
+
 
 class NoPrompts(Prompts):
     """There are none but those that are decoded here."""
@@ -106,6 +115,12 @@ class NoPrompts(Prompts):
     @property
     def holds_idle(self) -> bool:
         return False
+
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+        return 0
+
+    def ends(self, attempt_id: AttemptId) -> None:
+        pass
 
 
 class DecodeCore:
@@ -151,6 +166,8 @@ class DecodeCore:
                 self._loaded(attempt_id)
             case ev.PromptComputed() | ev.PromptFailed():
                 self._on_prompt(event, now)
+            case ev.PrefixShared(attempt_id):
+                self._go_on(attempt_id, now)
             case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
@@ -308,6 +325,9 @@ class DecodeCore:
                 tokens += attempt.context_tokens
             elif attempt.phase == "reserving" and attempt.attempt_id not in self._claims:
                 promised += attempt.request.num_blocks
+        for attempt in self._attempts.values():
+            if attempt.phase == "awaiting" and not attempt.idle:
+                promised += attempt.request.num_blocks - attempt.awaited_blocks + attempt.growth_blocks(block_tokens)
         return Load(
             running=running,
             waiting=len(self._attempts) - len(idle) - running,
@@ -348,8 +368,9 @@ class DecodeCore:
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
-            assert (attempt.phase != "waiting") == (attempt in self._holders)
-            if attempt.phase not in ("waiting", "reserving"):
+            assert (attempt.phase not in ("waiting", "awaiting")) == (attempt in self._holders)
+            assert (attempt.awaited_blocks > 0) == (attempt.phase == "awaiting")
+            if attempt.phase not in ("waiting", "awaiting", "reserving"):
                 assert attempt.attempt_id not in self._claims
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks, attempt.request.num_blocks)
             if attempt.has_begun:
@@ -395,10 +416,20 @@ class DecodeCore:
         elif attempt.most_blocks > self._claims.num_slots:
             message = f"the sequence may come to need {attempt.most_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._reply_failure(attempt, FailureCode.INVALID, message)
-        elif attempt.idle:
-            self._start_idle(attempt, now)
-        elif start.refusable and (why := admission_check.refusal(self.cost, self._holders, attempt, self._settings.max_batch)):
+        elif (
+            not attempt.idle
+            and start.refusable
+            and (why := admission_check.refusal(self.cost, self._holders, attempt, self._settings.max_batch))
+        ):
             self._reply_failure(attempt, FailureCode.OVERLOADED, why)
+        else:
+            self._admit(attempt, now)
+
+    def _admit(self, attempt: DecodeAttempt, now: float) -> None:
+        """Takes it in, to reserve its slots at once or to wait for them; or refuses it."""
+        request, attempt_id = attempt.request, attempt.attempt_id
+        if attempt.idle:
+            self._start_idle(attempt, now)
         elif (
             self._claims.goes_before(request.tenant)
             or not self._holders.has_place
@@ -435,6 +466,10 @@ class DecodeCore:
     # ---- store ----
 
     def _reserve(self, attempt: DecodeAttempt, now: float) -> None:
+        if attempt.inlined and (blocks := self._prompts.awaits_prefix(attempt.prompt, attempt.arrived_at)):
+            self._claims.leave(attempt.attempt_id)
+            attempt.phase, attempt.awaited_blocks = "awaiting", blocks
+            return
         leave_available = self._holders.kept_for_growth(attempt)
         leave_in_quota = self._holders.kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
@@ -447,6 +482,14 @@ class DecodeCore:
             if attempt.inlined
             else storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
         )
+
+    def _go_on(self, attempt_id: AttemptId, now: float) -> None:
+        """What it waited for is here, or will not come: it begins as if it had come now."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None and attempt.phase == "awaiting":
+            del self._attempts[attempt_id]
+            attempt.phase, attempt.awaited_blocks = "waiting", 0
+            self._admit(attempt, now)
 
     def _enter(self, attempt: DecodeAttempt, now: float) -> None:
         """It takes its place, for which the youngest in idle capacity makes room."""
@@ -496,6 +539,7 @@ class DecodeCore:
 
     def _no_room(self, attempt: DecodeAttempt, failure: Failure, now: float) -> None:
         request = attempt.request
+        self._prompts.ends(attempt.attempt_id)
         if failure.code is FailureCode.QUOTA_USED and not attempt.idle:
             self._take_from_idle(request.num_blocks, now, request.tenant)
         if attempt.idle or not (attempt.waits or self._room_comes(now)):
@@ -505,7 +549,7 @@ class DecodeCore:
             attempt.attempt_id,
             request.num_blocks,
             attempt.requested_at,
-            attempt.arrived_at + self._settings.slot_wait_s,
+            now + self._settings.slot_wait_s,
             now,
             tenant=request.tenant,
             growth_blocks=attempt.growth_blocks(self._settings.block_tokens),
@@ -775,7 +819,7 @@ class DecodeCore:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         self._take_off(attempt)
-        if attempt.phase == "waiting":
+        if attempt.phase in ("waiting", "awaiting"):
             return
         if attempt.phase == "prefilling":
             self._orders.append(AbortAttempt(attempt_id))
@@ -789,3 +833,4 @@ class DecodeCore:
         del self._attempts[attempt.attempt_id]
         self._holders.leave(attempt)
         self._claims.leave(attempt.attempt_id)
+        self._prompts.ends(attempt.attempt_id)

@@ -68,5 +68,12 @@ class PromptFailed:
     failure: Failure
 
 
-StepEvent = StepDone | StepFailed | Loaded | PromptComputed | PromptFailed
+@value_class(frozen=True, slots=True)
+class PrefixShared:
+    """The inlined attempt need not wait any more for what another one computes of its prompt."""
+
+    attempt_id: AttemptId
+
+
+StepEvent = StepDone | StepFailed | Loaded | PromptComputed | PromptFailed | PrefixShared
 Event = EngineEvent[DecodeStart] | StepEvent

@@ -25,7 +25,7 @@ from node_runtime.events import SendUpdate
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as prefilling
 from prefill_node.core.actions import Action as PrefillAction
-from prefill_node.core.actions import Prefilled, RunPass
+from prefill_node.core.actions import Prefilled, PrefixShared, RunPass
 from prefill_node.core.core import Beside
 from prefill_node.core.settings import PrefillSettings
 from springtide.clock import Tick
@@ -101,9 +101,12 @@ class MixedCore:
             case _:
                 self._notice(event, now)
         self._give_way(now)
+        while actions := self.prefill.go_on(now):
+            for action in actions:
+                self._of_prefill(action, now)
         self._launch(now)
-        actions, self._out = self._out, []
-        return actions
+        out, self._out = self._out, []
+        return out
 
     @property
     def has_idle(self) -> bool:
@@ -169,6 +172,8 @@ class MixedCore:
         match action:
             case Prefilled(done):
                 self._decode(decoding.PromptComputed(done), now)
+            case PrefixShared(attempt_id):
+                self._decode(decoding.PrefixShared(attempt_id), now)
             case SendUpdate(session, update) if session == OWN:
                 self._own_update(update, now)
             case RunPass():

@@ -66,4 +66,13 @@ class Prefilled:
     done: PrefillDone
 
 
-Action = storage.Order | RunPass | GiveWay | Prefilled | SendUpdate[PrefillUpdate]
+@value_class(frozen=True, slots=True)
+class PrefixShared:
+    """The attempt, which is decoded here, need not wait any more for what another one computes of its prompt."""
+
+    attempt_id: AttemptId
+
+
+ForBeside = Prefilled | PrefixShared
+"""What is for those that decode with the same engine."""
+Action = storage.Order | RunPass | GiveWay | ForBeside | SendUpdate[PrefillUpdate]

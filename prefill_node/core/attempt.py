@@ -12,8 +12,9 @@ from springtide.ids import AttemptId, Slot
 from springtide.protocol.outputs import PrefillDone, PromptLogprobs, TokenOutput
 from springtide.protocol.starts import PrefillStart, Request
 
-PrefillPhase = Literal["waiting", "acquiring", "running", "handing-over"]
-"""Where an attempt is. waiting: for slots, unasked or refused. acquiring: the store has been asked. running: holds slots, has prompt left
+PrefillPhase = Literal["waiting", "awaiting", "acquiring", "running", "handing-over"]
+"""Where an attempt is. waiting: for slots, unasked or refused. awaiting: for what another one computes of its prompt
+(prefill_node.core.shared_prefixes). acquiring: the store has been asked. running: holds slots, has prompt left
 to compute. handing-over: the first token is out, the slots are the store's again, which goes on pushing."""
 
 
@@ -63,6 +64,12 @@ class PrefillAttempt:
     """Of its chunks that are computed, where they are wanted."""
     acquired_at: float = 0.0
     """When the store gave it its slots."""
+    awaited_blocks: int = 0
+    """That another one computes, while it is awaiting."""
+    leads: PrefillAttempt | None = None
+    """The most urgent of those that await what it computes."""
+    led_tokens: int = 0
+    """That this one waits for."""
     tally: PassTally | None = None
     """Of its passes, where it is traced."""
     request: Request = field(init=False)

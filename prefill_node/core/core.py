@@ -16,12 +16,13 @@ from node_runtime.events import SendUpdate
 from node_runtime.quiet import Disturbance, IdleTurns
 from node_runtime.slot_claims import SlotClaims, acquire, patience_s, within_pages
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, GiveWay, Prefilled, RunPass
+from prefill_node.core.actions import Action, GiveWay, Prefilled, PrefixShared, RunPass
 from prefill_node.core.attempt import PrefillAttempt
 from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
 from prefill_node.core.layer_stream import due_pushes, pushable_blocks
 from prefill_node.core.scheduling import ChunkPolicy, WithStep
 from prefill_node.core.settings import PrefillSettings
+from prefill_node.core.shared_prefixes import SharedPrefixes
 from springtide.chunking import Chunking
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
@@ -44,6 +45,8 @@ from springtide.protocol.starts import AbortAttempt, ForetellTokens, PrefillStar
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
 MOST_ROOM_WAIT_S = 1.0
+WORTH_AWAITING = 2.0
+"""Times as long as a pass of nothing takes, what is spared must: who waits has a pass of its own afterwards."""
 
 
 class Beside(Protocol):
@@ -85,6 +88,7 @@ class PrefillCore:
         self._num_idle = 0
         """How many of them are in idle capacity."""
         self._claims = SlotClaims()
+        self._shared = SharedPrefixes()
         self._passes = PassesInFlight(settings.num_stages, ahead=settings.mixes)
         self._had_room = True
         """For a pass, before the event."""
@@ -134,6 +138,7 @@ class PrefillCore:
             chunking = self._settings.chunking
             self._policy = ChunkPolicy(Chunking(self._calibration.cost, chunking.chunk_tokens, chunking.chunk_ms))
         self._give_way(now)
+        self._go_on(now)
         self._wait_for_slots(now)
         self._break_off()
         if not self._settings.mixes and (run := self.launch(now)) is not None:
@@ -205,7 +210,7 @@ class PrefillCore:
             computing += 1
             running += attempt.phase == "running"
             queue_ms += self._policy.occupied_ms(attempt.request.num_tokens, self._out_of_the_way(attempt))
-            tokens += attempt.remaining_tokens
+            tokens += attempt.remaining_tokens - attempt.awaited_blocks * self._block_tokens
         return Load(
             running=running,
             waiting=computing - running,
@@ -249,8 +254,10 @@ class PrefillCore:
                 assert attempt.launched == attempt.computed + self._passes.tokens_of(attempt.attempt_id) <= attempt.request.num_tokens
             else:
                 assert not self._passes.tokens_of(attempt.attempt_id)
+            assert (attempt.phase == "awaiting") == (attempt.attempt_id in self._shared)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
+        self._shared.validate()
         if self._claims.num_slots is None:
             assert not self._attempts
         for one in self._passes:
@@ -271,15 +278,22 @@ class PrefillCore:
             message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._refuse(session, request, FailureCode.INVALID, message)
             return
-        if request.idle and (len(self._claims) or self._beside.waits_since < math.inf):
-            self._refuse(session, request, FailureCode.POOL_FULL, "there is no idle capacity here")
-            return
         attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
         self._num_idle += attempt.idle
-        if self._claims.goes_before(request.tenant) or self._beside.waits_since < attempt.requested_at:
-            deadline = _slot_deadline(attempt)
+        self._seek_slots(attempt, now)
+
+    def _seek_slots(self, attempt: PrefillAttempt, now: float) -> None:
+        request = attempt.request
+        if attempt.idle and (self._claims or self._beside.waits_since < math.inf):
+            self._fail(attempt, Failure(FailureCode.POOL_FULL, "there is no idle capacity here"))
+        elif self._claims.goes_before(request.tenant) or self._beside.waits_since < attempt.requested_at:
             self._claims.wait(
-                attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, continues=request.continues
+                attempt.attempt_id,
+                request.num_blocks,
+                attempt.requested_at,
+                _slot_deadline(attempt, now),
+                tenant=request.tenant,
+                continues=request.continues,
             )
         else:
             self._acquire(attempt, now)
@@ -303,9 +317,67 @@ class PrefillCore:
         if attempt is not None:
             self._forget(attempt)
 
+    # ---- prefixes that others compute ----
+
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+        """As of decode_node.core.core.Prompts."""
+        return self._awaits(PrefillAttempt(0, start, arrived_at))
+
+    def ends(self, attempt_id: AttemptId) -> None:
+        """As of decode_node.core.core.Prompts."""
+        self._shared.leave(attempt_id)
+
+    def go_on(self, now: float) -> list[Action]:
+        """Has those go on that need not wait any more, after an event that was not this core's."""
+        self._go_on(now)
+        actions, self._out = self._out, []
+        return actions
+
+    def _awaits(self, attempt: PrefillAttempt) -> int:
+        """How many blocks of the prompt it is to wait for; 0: for none, and others may wait for its own from now on."""
+        request, block_tokens = attempt.request, self._block_tokens
+        underway = self._shared.longest(attempt.attempt_id, request.keys[: request.reusable_blocks], attempt.idle)
+        if underway is not None:
+            there = max([underway.committed, *(source.num_blocks for source in attempt.start.sources)])
+            spared_ms = self._policy.work_ms(underway.blocks * block_tokens, there * block_tokens)
+            if spared_ms > WORTH_AWAITING * self.cost.fixed_ms:
+                attempt.work_ms = self._policy.work_ms(request.num_tokens, there * block_tokens)
+                attempt.due_at = self._policy.due_at(attempt)
+                self._shared.follow(attempt, underway)
+                self._lead(underway.leader_id)
+                return underway.blocks
+        self._shared.lead(attempt.attempt_id, request.keys, attempt.idle)
+        return 0
+
+    def _lead(self, leader_id: AttemptId) -> None:
+        """Others await what it computes, or do no more."""
+        leader = self._attempts.get(leader_id)
+        if leader is not None:
+            followers = [(one, blocks) for one, blocks in self._shared.followers(leader_id) if one.idle <= leader.idle]
+            urgent = min(followers, key=lambda one: one[0].due_at, default=None)
+            leader.leads, leader.led_tokens = (None, 0) if urgent is None else (urgent[0], urgent[1] * self._block_tokens)
+
+    def _committed(self, attempt: PrefillAttempt, blocks: int) -> None:
+        """So many of its blocks are in the store."""
+        self._shared.committed(attempt.attempt_id, blocks)
+        self._lead(attempt.attempt_id)
+
+    def _go_on(self, now: float) -> None:
+        for attempt_id in self._shared.take_ready():
+            attempt = self._attempts.get(attempt_id)
+            if attempt is None:
+                self._out.append(PrefixShared(attempt_id))
+            else:
+                attempt.phase, attempt.awaited_blocks = "waiting", 0
+                self._seek_slots(attempt, now)
+
     # ---- store ----
 
     def _acquire(self, attempt: PrefillAttempt, now: float) -> None:
+        if blocks := self._awaits(attempt):
+            self._claims.leave(attempt.attempt_id)
+            attempt.phase, attempt.awaited_blocks = "awaiting", blocks
+            return
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
         attempt.answer_due_at = self._observed.now + patience_s(attempt.start.sources, self._settings.answer_s)
         kept, kept_in_quota = self._beside.kept_for_growth(), self._beside.kept_for_growth(attempt.request.tenant)
@@ -355,6 +427,7 @@ class PrefillCore:
 
     def _no_room(self, attempt: PrefillAttempt, failure: Failure, now: float) -> None:
         request, quota_used = attempt.request, failure.code is FailureCode.QUOTA_USED
+        self._shared.leave(attempt.attempt_id)
         if attempt.idle:
             self._fail(attempt, failure)
             return
@@ -364,7 +437,7 @@ class PrefillCore:
             attempt.attempt_id,
             request.num_blocks,
             attempt.requested_at,
-            _slot_deadline(attempt),
+            _slot_deadline(attempt, now),
             now,
             tenant=request.tenant,
             quota_used=quota_used,
@@ -380,6 +453,7 @@ class PrefillCore:
         attempt.reused_blocks = attempt.committed_blocks = notice.local_blocks + notice.remote_blocks
         attempt.fetching = notice.remote_blocks > 0
         self._set_computed(attempt)
+        self._committed(attempt, notice.local_blocks)
         start = attempt.start
         if not start.stays:
             self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
@@ -469,6 +543,7 @@ class PrefillCore:
         for attempt in self._attempts.values():
             self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, Failure(FailureCode.PEER_LOST, reason))))
         self._passes.store_lost()
+        self._shared.clear()
         self._attempts.clear()
         self._num_idle = 0
 
@@ -592,6 +667,7 @@ class PrefillCore:
             keys = attempt.request.keys[attempt.committed_blocks : complete]
             self._out.append(storage.Commit(attempt.attempt_id, attempt.committed_blocks, keys))
             attempt.committed_blocks = complete
+            self._committed(attempt, complete)
 
     def _finish(self, attempt: PrefillAttempt, sampled: SampledToken, now: float) -> None:
         request = attempt.request
@@ -608,6 +684,7 @@ class PrefillCore:
             return
         self._out.append(storage.Seal(attempt.attempt_id, sampled.token_id))
         self._out.append(storage.Release(attempt.attempt_id, finish_hand_over=True))
+        self._shared.leave(attempt.attempt_id)
         attempt.phase = "handing-over"
 
     # ---- ends ----
@@ -621,7 +698,7 @@ class PrefillCore:
         attempt_id = attempt.attempt_id
         self._take_off(attempt)
         self._claims.leave(attempt_id)
-        if attempt.phase == "waiting":
+        if attempt.phase in ("waiting", "awaiting"):
             return
         if not self._passes.hold_back(attempt):
             self._out.append(storage.Release(attempt_id))
@@ -629,13 +706,15 @@ class PrefillCore:
     def _take_off(self, attempt: PrefillAttempt) -> None:
         del self._attempts[attempt.attempt_id]
         self._num_idle -= attempt.idle
+        self._shared.leave(attempt.attempt_id)
 
     def _out_of_the_way(self, attempt: PrefillAttempt) -> int:
-        """Tokens that the first stage is done with or, before the slots are there, that can be read at the best source."""
+        """Tokens that the first stage is done with or, before the slots are there, that can be read at the best source, or another one
+        computes."""
         if attempt.phase == "running":
             return attempt.computed + self._passes.tokens_of(attempt.attempt_id, left=True)
-        sources = attempt.start.sources
-        return min(sources[0].num_blocks * self._block_tokens, attempt.request.num_tokens - 1) if sources else 0
+        blocks = max([attempt.awaited_blocks, *(source.num_blocks for source in attempt.start.sources[:1])])
+        return min(blocks * self._block_tokens, attempt.request.num_tokens - 1)
 
 
 def _scores_of(scores: Sequence[PromptLogprobs | None], row: int) -> PromptLogprobs:
@@ -644,7 +723,7 @@ def _scores_of(scores: Sequence[PromptLogprobs | None], row: int) -> PromptLogpr
     return own
 
 
-def _slot_deadline(attempt: PrefillAttempt) -> float:
+def _slot_deadline(attempt: PrefillAttempt, now: float) -> float:
     budget_ms = attempt.start.ttft_budget_ms
     allowed_s = min(max(budget_ms / 1000, MIN_SLOT_WAIT_S), MAX_SLOT_WAIT_S) if budget_ms > 0 else MAX_SLOT_WAIT_S
-    return attempt.arrived_at + allowed_s
+    return now + allowed_s

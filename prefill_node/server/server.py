@@ -12,7 +12,7 @@ from node_runtime.events import Start
 from node_runtime.loading import Parts
 from node_runtime.server import EngineServer
 from prefill_node.core import PrefillCore
-from prefill_node.core.actions import GiveWay, Prefilled, RunPass
+from prefill_node.core.actions import ForBeside, GiveWay, RunPass
 from prefill_node.core.events import Event, PassDone, PassEnded, PassEvent, PassFailed, PassLeft
 from prefill_node.server.group import StageGroup
 from prefill_node.server.service import PREFILL_SERVICE, PromptCounters, settings_of
@@ -27,7 +27,7 @@ from springtide.protocol.starts import PrefillStart
 logger = logging.getLogger(__name__)
 
 
-class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass | GiveWay | Prefilled]):
+class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass | GiveWay | ForBeside]):
     """The server: passes run in a group, of one stage or of several; the runner has the first one's layers."""
 
     def __init__(self, parts: Parts, cost: PrefillCost, group: StageGroup) -> None:
@@ -70,11 +70,11 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
 
     # ---- what the core decides ----
 
-    def perform(self, action: RunPass | GiveWay | Prefilled) -> None:
+    def perform(self, action: RunPass | GiveWay | ForBeside) -> None:
         if isinstance(action, GiveWay):
             self._give_way.add(action.pass_id)
             return
-        assert not isinstance(action, Prefilled), "no prompt stays here"
+        assert not isinstance(action, ForBeside), "nobody decodes here"
         self._beside[action.pass_id] = self.neighbours.do_idle_work
         if self.link is None:
             # Lost already; the core will hear of it by the event that follows.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from node_runtime import events as node_events
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, GiveWay, Prefilled, RunPass
+from prefill_node.core.actions import Action, GiveWay, Prefilled, PrefixShared, RunPass
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
 from simulator.cluster.loop import Loop, Mailbox
@@ -112,8 +112,8 @@ class SimPrefill:
                 self._reply(self.instance_id, update)
             case storage.Push():
                 pass  # Whole passes at once, when they have ended: `_ran`.
-            case Prefilled():
-                raise AssertionError("no prompt stays here")
+            case Prefilled() | PrefixShared():
+                raise AssertionError("nobody decodes here")
             case GiveWay():
                 pass  # It was through: who comes waits for its end, an eighth of a chunk.
             case _:

@@ -39,7 +39,7 @@ def anything(core: ConductorCore, chance: random.Random, step: int, now: float) 
             load = {"queue_ms": 900 * chance.random(), "running": chance.randrange(9), "tokens": chance.randrange(9000), "max_batch": 4}
             report(core, name, role, now, **load, **cost, attempt_ids=frozenset(list(core.state.attempts)[:2]))
         case 2 | 3:
-            ask(core, request(f"a{step}", num_tokens=chance.randrange(1, 900)), now)
+            ask(core, request(f"a{step}", num_tokens=chance.randrange(1, 900), text=step), now)
         case 4:
             for attempt_id in sorted(core.state.attempts)[:1]:
                 core.handle(Progress(attempt_id, chance.choice([Phase.DECODE, Phase.FINISHED, Phase.FAILED])), now)
@@ -90,7 +90,7 @@ def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
         now += chance.random()
         for event in range(chance.randrange(1, 5)):
             anything(core, chance, 5 * step + event, now)
-        probe = request(f"probe{step}", num_tokens=chance.randrange(1, 900))
+        probe = request(f"probe{step}", num_tokens=chance.randrange(1, 900), text=-1)
         alternatives = core.scheduler.estimate(probe, core.state.output_tokens(probe), step, 0.0, now)
         ready = {
             role: [instance for instance in core.state.of_role(role) if core.scheduler.ready(instance)]

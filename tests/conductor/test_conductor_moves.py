@@ -238,7 +238,7 @@ def test_what_its_fetch_takes_says_nothing_of_when_to_fetch() -> None:
 
 
 def test_the_forecast_knows_how_long_its_output_is_already() -> None:
-    forecast = ClusterState(512).forecast
+    forecast = ClusterState(16, 512).forecast
     for name, earlier in (("new", 0), ("moved", 90)):
         forecast.place(AttemptId(name), InstanceId("d0"), 400 + earlier, 100.0, 0, 0.0)
         forecast.report(InstanceId("d0"), DECODE_COST, 64, 1, 400, 20.0, 0.0)

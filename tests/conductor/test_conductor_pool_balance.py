@@ -29,7 +29,7 @@ def busy_core(prefills: int = 2, decodes: int = 3, **changes: Any) -> ConductorC
     )
     core.state.lengths.record("", 16)
     for turn in range(20):
-        ask(core, request(f"r{turn}", 8001))
+        ask(core, request(f"r{turn}", 8001, text=turn))
     for attempt_id in list(core.state.attempts):
         core.handle(Progress(attempt_id, Phase.FAILED), 0.0)
     return core
@@ -133,7 +133,7 @@ def test_without_the_setting_nothing_moves_and_the_wanted_ratio_is_still_told() 
     core = make_core(["p0", "p1"], ["d0", "d1"])
     assert core.demand.work(0.0).wanted(Role.PREFILL, 4) is None
     for turn in range(20):
-        ask(core, request(f"r{turn}", 8001))
+        ask(core, request(f"r{turn}", 8001, text=turn))
     work = core.demand.work(1.0)
     assert work.wanted(Role.PREFILL, 4) == 3
     assert work.wanted(Role.DECODE, 4) == 1

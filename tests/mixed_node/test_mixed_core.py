@@ -326,3 +326,29 @@ def test_what_steps_took_has_their_chunks_in_it_and_what_outputs_cost_has_not() 
         mixed = launched(engine.ends(mixed))
     load = engine.core.load(NUM_SLOTS, NUM_SLOTS)
     assert load.decode_cost == DECODE_COST and load.step_ms > DECODE_COST.predict_ms(1, 10) + 0.5
+
+
+def test_prompts_that_begin_alike_are_computed_once_wherever_they_are_decoded() -> None:
+    """The first is decoded here, the second elsewhere, and the third here."""
+    engine = Engine()
+    mixed = launched(engine.tell(own("first", 60, text=1)))
+    assert only(engine.tell(others("second", 45, text=1)), Acquire) == only(engine.tell(own("third", 47, text=1)), Acquire) == []
+    assert {sign.attempt_id: sign.waiting for _, sign in engine.core.signs()} == {"first": False, "second": True, "third": True}
+    promised = engine.core.load(100, 100).slots_promised
+    engine.local_blocks = 5
+    asked: list[Acquire] = []
+    while not asked:
+        actions = engine.ends(mixed)
+        asked, mixed = only(actions, Acquire), launched(actions)
+    assert [order.attempt_id for order in asked] == ["second", "third"]
+    assert promised >= 1, "what the third will want beyond what it waits for"
+    assert engine.core.load(100, 100).attempt_ids == {"first", "third"}
+
+
+def test_a_prompt_that_waits_for_one_which_is_given_up_is_computed() -> None:
+    engine = Engine()
+    engine.tell(own("first", 60, text=1))
+    assert only(engine.tell(own("second", 45, text=1)), Acquire) == []
+    assert [order.attempt_id for order in only(engine.tell(AbortAttempt(AttemptId("first"))), Acquire)] == ["second"]
+    assert only(engine.tell(own("third", 45, text=1)), Acquire) == []
+    assert only(engine.tell(AbortAttempt(AttemptId("third"))), Release) == [], "it had nothing"

@@ -51,8 +51,9 @@ def start(
     max_tokens: int = 8,
     budget_ms: float = 0.0,
     idle: bool = False,
+    text: int | None = None,
 ) -> events.Start:
-    request = replace(make_request(name, num_tokens, max_tokens=max_tokens), idle=idle)
+    request = replace(make_request(name, num_tokens, max_tokens=max_tokens, text=text), idle=idle)
     source = PrefixSource(NodeId("prefill-1"), "source:1", source_blocks)
     return events.Start(session, PrefillStart(request, "decode:1", NodeId("decode-0"), budget_ms, (source,) if source_blocks else ()))
 
@@ -561,7 +562,10 @@ class World(AnyOrder):
         max_tokens = self.data.draw(st.sampled_from([1, 8]), label="max_tokens")
         source_blocks = self.data.draw(st.integers(0, 4), label="source_blocks")
         idle = self.data.draw(st.integers(0, 2), label="idle") == 0
-        self.requests[name] = start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks, idle=idle)
+        text = self.data.draw(st.sampled_from([1, 1, 2]), label="text")
+        self.requests[name] = start(
+            name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks, idle=idle, text=text
+        )
         self.tell(self.requests[name])
 
     def abort(self) -> None:

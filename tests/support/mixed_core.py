@@ -68,9 +68,10 @@ def own(
     age_s: float = 0.0,
     refusable: bool = False,
     expected_tokens: float = 0.0,
+    text: int | None = None,
 ) -> events.Start[DecodeStart]:
     """An output that is wanted here; `inlined`: its prompt is computed here, too."""
-    request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
+    request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens, text=text)
     request = replace(request, idle=idle, age_s=age_s)
     sources = _sources(source_blocks)
     begin = DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=refusable, expected_tokens=expected_tokens, sources=sources)
@@ -78,10 +79,17 @@ def own(
 
 
 def others(
-    name: str, num_tokens: int, *, session: int = 2, max_tokens: int = 8, idle: bool = False, source_blocks: int = 0
+    name: str,
+    num_tokens: int,
+    *,
+    session: int = 2,
+    max_tokens: int = 8,
+    idle: bool = False,
+    source_blocks: int = 0,
+    text: int | None = None,
 ) -> events.Start[PrefillStart]:
     """A prompt that is wanted here; what continues it, another node decodes."""
-    request = replace(make_request(name, num_tokens, max_tokens=max_tokens), idle=idle)
+    request = replace(make_request(name, num_tokens, max_tokens=max_tokens, text=text), idle=idle)
     return events.Start(session, PrefillStart(request, "decode:1", NodeId("decode-1"), 0.0, _sources(source_blocks)))
 
 
@@ -186,9 +194,12 @@ class World(OutputsInAnyOrder):
         idle = self.data.draw(st.integers(0, 3), label="idle") == 0
         source_blocks = self.data.draw(st.sampled_from([0, 0, 3]), label="source_blocks")
         session = self.data.draw(st.integers(0, 1), label="session")
+        text = self.data.draw(st.sampled_from([1, 1, 2]), label="text")
         if self.data.draw(st.integers(0, 2), label="kind") == 0:
             max_tokens = self.data.draw(st.sampled_from([1, 8]), label="max_tokens")
-            begin = others(name, num_tokens, session=2 + 2 * session, max_tokens=max_tokens, idle=idle, source_blocks=source_blocks)
+            begin = others(
+                name, num_tokens, session=2 + 2 * session, max_tokens=max_tokens, idle=idle, source_blocks=source_blocks, text=text
+            )
             self.positions[name] = 0
         else:
             sent = self.data.draw(st.integers(0, 1), label="sent")
@@ -207,6 +218,7 @@ class World(OutputsInAnyOrder):
                 age_s=self.data.draw(st.sampled_from([0.0, 0.0, 60.0]), label="age_s"),
                 refusable=not sent,
                 expected_tokens=self.data.draw(st.sampled_from([0.0, 25.0]), label="expected_tokens"),
+                text=text,
             )
             self.positions[name] = sent if inlined else sent + 1
         self.begun[name] = begin

@@ -21,7 +21,11 @@ INFO = ModelInfo("", "tiny", "llama", "f" * 8, context_length=4096, layers=4, kv
 NAMESPACE = namespace_root("tiny", "float32", BLOCK_TOKENS)
 
 
-def make_request(attempt_id: str, num_tokens: int, *, num_prompt_tokens: int | None = None, max_tokens: int = 8, seed: int = 1) -> Request:
+def make_request(
+    attempt_id: str, num_tokens: int, *, num_prompt_tokens: int | None = None, max_tokens: int = 8, text: int | None = None
+) -> Request:
+    """`text`: prompts of one begin alike, those of different ones do not; None: it has one of its own."""
+    seed = int.from_bytes(attempt_id.encode()) if text is None else text
     token_ids = [1 + (seed * 31 + i) % 900 for i in range(num_tokens)]
     return Request(
         attempt_id=AttemptId(attempt_id),

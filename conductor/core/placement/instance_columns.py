@@ -156,6 +156,10 @@ class InstanceColumns(ABC, Generic[InstancesT]):
             self._by_name[sorted(range(len(self.instance_ids)), key=self.instance_ids.__getitem__)] = np.arange(len(self.instance_ids))
         return self._by_name
 
+    def row_of(self, instance_id: InstanceId) -> int | None:
+        """None: it is not ready."""
+        return self._row_of.get(instance_id)
+
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._row_of
 

@@ -8,7 +8,7 @@ costs, hardly the number of instances.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Ints
 from conductor.core.types.decision import Alternatives, Decision, MoveReason, Placement
 from conductor.core.types.estimates import (
+    AWAIT,
+    FETCH,
     Asked,
     DecodeEstimate,
     DecodeEstimates,
@@ -234,8 +236,47 @@ class Scheduler:
         held = matches.blocks_by_bit()
         in_dram = self._index.match_in_dram(request.reusable_keys).blocks_by_bit() if self._index.has_ssd else None
         rates, factors = transfers.rates_from(source), self._state.queue_bias.table if self._policy.foresees_wait else None
-        _native.estimate_prefills(columns.instances.view, held, in_dram, transfers.links.view, rates, factors, asked, estimates)
+
+        def estimate(held: Ints, in_dram: Ints | None, estimates: PrefillEstimates) -> None:
+            _native.estimate_prefills(columns.instances.view, held, in_dram, transfers.links.view, rates, factors, asked, estimates)
+
+        estimate(held, in_dram, estimates)
+        self._count_coming(request, held, in_dram, now, estimate, estimates)
         return estimates
+
+    def _count_coming(
+        self,
+        request: Schedule,
+        held: Ints,
+        in_dram: Ints | None,
+        now: float,
+        estimate: Callable[[Ints, Ints | None, PrefillEstimates], None],
+        estimates: PrefillEstimates,
+    ) -> None:
+        """Where the prompt's beginning is being computed, it need not be again, but is to be waited for: where that is sooner, `estimates`,
+        which are of what is `held`, become those of it."""
+        coming = self._state.coming.match(request.reusable_keys) if self._policy.foresees_wait else {}
+        rows, blocks, wait_ms = [], [], []
+        for instance_id, one in coming.items():
+            row = self._prefill.row_of(instance_id)
+            if row is not None and one.blocks > estimates.local_blocks[row]:
+                rows.append(row)
+                blocks.append(one.blocks)
+                wait_ms.append(max(0.0, 1000.0 * (one.at - now)))
+        if not rows:
+            return
+        bits, later = self._prefill.instances.bit[rows], estimates.copy()
+        held = held.copy()
+        held[bits] = blocks
+        if in_dram is not None:
+            in_dram = in_dram.copy()
+            in_dram[bits] = blocks
+        estimate(held, in_dram, later)
+        later.queue_ms[rows] = np.maximum(later.queue_ms[rows], wait_ms)
+        later.ttft_ms[rows] = later.queue_ms[rows] + later.transfer_ms[rows] + later.prefill_ms[rows]
+        sooner = np.array(rows, np.int64)[(later.ttft_ms[rows] < estimates.ttft_ms[rows]) & (later.branch[rows] != FETCH)]
+        later.branch[sooner] = AWAIT
+        estimates.replace(sooner, later)
 
     def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
         columns = self._decode

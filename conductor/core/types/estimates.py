@@ -15,12 +15,13 @@ import numpy as np
 from conductor.core.types.arrays import Bools, Floats, Ints
 from springtide.ids import InstanceId, NodeId
 
-Branch = Literal["cache-aware", "fetch", "recompute"]
+Branch = Literal["cache-aware", "fetch", "recompute", "await"]
 """Of Algorithm 1: `cache-aware` uses the node's own prefix, for the best one is not much longer; else the rest is fetched, or computed
-where that is predicted to be quicker."""
-BRANCHES: tuple[Branch, ...] = ("cache-aware", "fetch", "recompute")
+where that is predicted to be quicker. Beyond it, `await`: what another prompt will have computed there counts as the node's own."""
+BRANCHES: tuple[Branch, ...] = ("cache-aware", "fetch", "recompute", "await")
 FETCH = BRANCHES.index("fetch")
 RECOMPUTE = BRANCHES.index("recompute")
+AWAIT = BRANCHES.index("await")
 
 
 class Asked(NamedTuple):
@@ -119,6 +120,17 @@ class _Estimates(Sequence[_Row]):
         columns = {column.name: getattr(self, column.name) for column in fields(self)}  # type: ignore[arg-type]
         chosen = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
         return type(self)(**{**columns, **chosen, "instance_ids": tuple(self.instance_ids[row] for row in rows.tolist())})
+
+    def copy(self) -> Self:
+        """The same, with columns of its own."""
+        return self.picked(np.arange(len(self)))
+
+    def replace(self, rows: Ints, others: Self) -> None:
+        """Takes these rows' figures from `others`, which are of the same instances."""
+        for column in fields(self):  # type: ignore[arg-type]
+            figures = getattr(self, column.name)
+            if isinstance(figures, np.ndarray):
+                figures[rows] = getattr(others, column.name)[rows]
 
     def plain(self) -> dict[str, Any]:
         """The columns as what JSON has, from which `of_plain` makes them again, digit for digit."""

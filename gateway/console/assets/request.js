@@ -109,7 +109,7 @@ export class Request {
 }
 
 function howWord(note) {
-  return { "cache-aware": "uses what is there", recompute: "computes the rest", fetch: "fetches the rest" }[note] || note;
+  return { "cache-aware": "uses what is there", recompute: "computes the rest", fetch: "fetches the rest", await: "waits for another prompt to compute it" }[note] || note;
 }
 
 function story({ decision, prefills, num_prefills, ttft_slo_ms, tbt_slo_ms }) {

@@ -127,5 +127,5 @@ export class Requests {
 export function branchWord(row) {
   if (inlined(row)) return "computed by the decode node";
   if (row.branch === "cache-aware") return row.local_blocks ? "where its prefix was" : "computed whole";
-  return { fetch: "prefix fetched", recompute: "rest computed, not fetched" }[row.branch] || row.branch;
+  return { fetch: "prefix fetched", recompute: "rest computed, not fetched", await: "prefix awaited" }[row.branch] || row.branch;
 }

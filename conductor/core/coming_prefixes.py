@@ -1,0 +1,89 @@
+"""The prompts that instances are computing, or are about to: who comes with the same beginning finds it there, or waits until it is there
+(prefill_node.core.shared_prefixes)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from springtide.ids import AttemptId, BlockKey, InstanceId
+from springtide.values import value_class
+
+MARK_TOKENS = 512
+"""What is shared is known to so many tokens: a block in so many is looked at. It is about the least that is worth being waited for."""
+
+
+@value_class(frozen=True, slots=True)
+class Coming:
+    """Of a prompt, at one instance."""
+
+    blocks: int
+    """That it will have, without anybody's computing them twice."""
+    at: float
+    """When it is predicted to have them (s)."""
+
+
+class _At:
+    """One block at one instance: how many attempts will commit it, and when the first one is predicted to."""
+
+    __slots__ = ("at", "attempts")
+
+    def __init__(self, at: float) -> None:
+        self.at, self.attempts = at, 0
+
+
+class ComingPrefixes:
+    """A block's key stands for all that comes before it, so a prompt's beginning is found by its last block alone."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._every = max(1, MARK_TOKENS // block_tokens)
+        self._at: dict[BlockKey, dict[InstanceId, _At]] = {}
+        self._marks: dict[AttemptId, tuple[InstanceId, Sequence[BlockKey]]] = {}
+
+    def begin(self, attempt_id: AttemptId, instance_id: InstanceId, keys: Sequence[BlockKey], at: float) -> None:
+        """The attempt, which is not known here yet, is placed there, and predicted to have computed these blocks at that time (s)."""
+        marks = keys[self._every - 1 :: self._every]
+        if not marks:
+            return
+        self._marks[attempt_id] = instance_id, marks
+        for key in marks:
+            there = self._at.setdefault(key, {}).setdefault(instance_id, _At(at))
+            there.attempts += 1
+            there.at = min(there.at, at)
+
+    def end(self, attempt_id: AttemptId) -> None:
+        """Its blocks are committed, or will not be; of one that is not known: nothing."""
+        instance_id, marks = self._marks.pop(attempt_id, (None, ()))
+        for key in marks:
+            assert instance_id is not None
+            at = self._at[key]
+            at[instance_id].attempts -= 1
+            if not at[instance_id].attempts:
+                del at[instance_id]
+                if not at:
+                    del self._at[key]
+
+    def match(self, keys: Sequence[BlockKey]) -> dict[InstanceId, Coming]:
+        """How much of a prompt with these keys each instance will have: those that will have none are left out."""
+        found: dict[InstanceId, Coming] = {}
+        if not self._at:
+            return found
+        for place in range(self._every - 1, len(keys), self._every):
+            at = self._at.get(keys[place])
+            if at is None:
+                break
+            for instance_id, there in at.items():
+                found[instance_id] = Coming(place + 1, there.at)
+        return found
+
+    @property
+    def attempt_ids(self) -> Set[AttemptId]:
+        """Those that have begun and not ended."""
+        return self._marks.keys()
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        counted: dict[tuple[BlockKey, InstanceId], int] = {}
+        for instance_id, marks in self._marks.values():
+            for key in marks:
+                counted[key, instance_id] = counted.get((key, instance_id), 0) + 1
+        assert counted == {(key, name): there.attempts for key, at in self._at.items() for name, there in at.items()}
