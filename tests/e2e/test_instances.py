@@ -74,6 +74,17 @@ def test_a_request_is_decoded_where_it_is_prefilled_and_its_next_turn_finds_all_
     all_slots_are_back(cluster)
 
 
+def test_a_document_that_many_ask_about_at_once_is_computed_once_at_each_instance(cluster: Cluster, reference: Reference) -> None:
+    document = prompt_of(3, 3 * 512)
+    prompts = [[*document, *prompt_of(50 + number, 20)] for number in range(5)]
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, 4), prompts))
+    assert [answer.token_ids for answer in answers] == [reference.greedy(prompt, 4) for prompt in prompts]
+    cached = [answer.cached_tokens for answer in answers]
+    assert set(cached) <= {0, len(document)} and cached.count(0) <= len(INSTANCES), "whoever came while it was computed has waited for it"
+    all_slots_are_back(cluster)
+
+
 @pytest.mark.parametrize("victim", [None, "instance-0", "instance-1-store", "conductor-0"])
 def test_no_request_is_lost_nor_is_a_token_wrong_when_a_process_is_killed(
     cluster: Cluster, wanted: dict[int, list[int]], victim: str | None

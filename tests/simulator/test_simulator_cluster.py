@@ -62,6 +62,13 @@ def test_a_prompt_that_was_seen_is_not_computed_again() -> None:
     assert records.ttft_ms[1] < records.ttft_ms[0] / 4
 
 
+@pytest.mark.parametrize("cluster", [{"prefill": 1, "decode": 1}, {"prefill": 0, "decode": 0, "instances": 1}], ids=["split", "no split"])
+def test_a_prompt_that_is_being_computed_is_waited_for_and_found(cluster: dict[str, int]) -> None:
+    records = run([request(number, 0.1 * number, range(60)) for number in range(4)], **cluster).records  # type: ignore[arg-type]
+    assert list(records.cached_tokens) == [0, 60 * BLOCK, 60 * BLOCK, 60 * BLOCK]
+    assert max(records.ttft_ms) < 1.2 * records.ttft_ms[0]
+
+
 def test_the_output_of_one_turn_is_found_by_the_next() -> None:
     first = SimRequest(0, 0.0, BLOCK, 2 * BLOCK + 1, (1,), output_blocks=(2, 3))
     second = SimRequest(1, 1000.0, 3 * BLOCK + 1, 4, (1, 2, 3, 4))
