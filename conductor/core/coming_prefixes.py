@@ -10,6 +10,8 @@ from springtide.values import value_class
 
 MARK_TOKENS = 512
 """What is shared is known to so many tokens: a block in so many is looked at. It is about the least that is worth being waited for."""
+MOST_MATCHED = 32
+"""Instances that a decision looks at. Where more have what is asked for on its way, it is popular enough to be in their stores soon."""
 
 
 @value_class(frozen=True, slots=True)
@@ -63,16 +65,26 @@ class ComingPrefixes:
                     del self._at[key]
 
     def match(self, keys: Sequence[BlockKey]) -> dict[InstanceId, Coming]:
-        """How much of a prompt with these keys each instance will have: those that will have none are left out."""
+        """How much of a prompt with these keys an instance will have: of the MOST_MATCHED that will have most, without those that will have
+        none."""
         found: dict[InstanceId, Coming] = {}
+        depths: list[tuple[int, dict[InstanceId, _At]]] = []
         if not self._at:
             return found
         for place in range(self._every - 1, len(keys), self._every):
             at = self._at.get(keys[place])
             if at is None:
                 break
+            depths.append((place + 1, at))
+        for blocks, at in reversed(depths):
+            # Whoever will have more will have this, too.
+            if len(at) == len(found):
+                continue
             for instance_id, there in at.items():
-                found[instance_id] = Coming(place + 1, there.at)
+                if instance_id not in found:
+                    found[instance_id] = Coming(blocks, there.at)
+                    if len(found) == MOST_MATCHED:
+                        return found
         return found
 
     @property
