@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from springtide.ids import AttemptId, BlockKey, InstanceId
 from springtide.values import value_class
@@ -24,13 +25,13 @@ class Coming:
     """When it is predicted to have them (s)."""
 
 
-class _At:
-    """One block at one instance: how many attempts will commit it, and when the first one is predicted to."""
+class _At(NamedTuple):
+    """One block at one instance."""
 
-    __slots__ = ("at", "attempts")
-
-    def __init__(self, at: float) -> None:
-        self.at, self.attempts = at, 0
+    attempts: int
+    """How many will commit it."""
+    at: float
+    """When the first one is predicted to (s)."""
 
 
 class ComingPrefixes:
@@ -48,21 +49,23 @@ class ComingPrefixes:
             return
         self._marks[attempt_id] = instance_id, marks
         for key in marks:
-            there = self._at.setdefault(key, {}).setdefault(instance_id, _At(at))
-            there.attempts += 1
-            there.at = min(there.at, at)
+            instances = self._at.get(key)
+            if instances is None:
+                instances = self._at[key] = {}
+            there = instances.get(instance_id)
+            instances[instance_id] = _At(1, at) if there is None else _At(there.attempts + 1, min(there.at, at))
 
     def end(self, attempt_id: AttemptId) -> None:
         """Its blocks are committed, or will not be; of one that is not known: nothing."""
         instance_id, marks = self._marks.pop(attempt_id, (None, ()))
         for key in marks:
             assert instance_id is not None
-            at = self._at[key]
-            at[instance_id].attempts -= 1
-            if not at[instance_id].attempts:
-                del at[instance_id]
-                if not at:
-                    del self._at[key]
+            instances = self._at[key]
+            there = instances.pop(instance_id)
+            if there.attempts > 1:
+                instances[instance_id] = there._replace(attempts=there.attempts - 1)
+            elif not instances:
+                del self._at[key]
 
     def match(self, keys: Sequence[BlockKey]) -> dict[InstanceId, Coming]:
         """How much of a prompt with these keys an instance will have: of the MOST_MATCHED that will have most, without those that will have
@@ -72,15 +75,15 @@ class ComingPrefixes:
         if not self._at:
             return found
         for place in range(self._every - 1, len(keys), self._every):
-            at = self._at.get(keys[place])
-            if at is None:
+            instances = self._at.get(keys[place])
+            if instances is None:
                 break
-            depths.append((place + 1, at))
-        for blocks, at in reversed(depths):
+            depths.append((place + 1, instances))
+        for blocks, instances in reversed(depths):
             # Whoever will have more will have this, too.
-            if len(at) == len(found):
+            if len(instances) == len(found):
                 continue
-            for instance_id, there in at.items():
+            for instance_id, there in instances.items():
                 if instance_id not in found:
                     found[instance_id] = Coming(blocks, there.at)
                     if len(found) == MOST_MATCHED:
@@ -98,4 +101,4 @@ class ComingPrefixes:
         for instance_id, marks in self._marks.values():
             for key in marks:
                 counted[key, instance_id] = counted.get((key, instance_id), 0) + 1
-        assert counted == {(key, name): there.attempts for key, at in self._at.items() for name, there in at.items()}
+        assert counted == {(key, name): there.attempts for key, instances in self._at.items() for name, there in instances.items()}
