@@ -24,8 +24,16 @@ DECISION_SECONDS = Histogram(
     buckets=(2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1),
 )
 PROMPT_TOKENS = Counter("springtide_conductor_prompt_tokens_total", "Prompt tokens of scheduled requests.")
-MATCHED_TOKENS = Counter("springtide_conductor_matched_tokens_total", "Prompt tokens predicted to be reused, by where they lie.", ["where"])
-PLACEMENTS = Counter("springtide_conductor_placements_total", "Placements by the branch of Algorithm 1 that made them.", ["branch"])
+MATCHED_TOKENS = Counter(
+    "springtide_conductor_matched_tokens_total",
+    "Prompt tokens predicted to be reused, by where they lie; awaited: another prompt there computes them.",
+    ["where"],
+)
+PLACEMENTS = Counter(
+    "springtide_conductor_placements_total",
+    "Placements by the branch of Algorithm 1 that made them; await: for what another prompt computes.",
+    ["branch"],
+)
 PREDICTED_TTFT_SECONDS = Histogram(
     "springtide_conductor_predicted_ttft_seconds",
     "Predicted time to first token of each request, those that were refused for it included.",
@@ -117,7 +125,7 @@ def observe_decided(decided: Decided, seconds: float, block_tokens: int, num_tok
     DECISIONS.labels("scheduled").inc()
     PLACEMENTS.labels(prefill.branch).inc()
     PROMPT_TOKENS.inc(num_tokens)
-    MATCHED_TOKENS.labels("local").inc(prefill.local_blocks * block_tokens)
+    MATCHED_TOKENS.labels("awaited" if prefill.branch == "await" else "local").inc(prefill.local_blocks * block_tokens)
     if prefill.source_id is not None:
         MATCHED_TOKENS.labels("remote").inc((prefill.source_blocks - prefill.local_blocks) * block_tokens)
 

@@ -12,7 +12,7 @@ IDLE_SLOWDOWN = Gauge(
     "springtide_prefill_idle_slowdown_ratio",
     "By how much idle work of the machine's other engines was found to lengthen this one's, last (0.2: a fifth)",
 )
-WAITING = Gauge("springtide_prefill_attempts_waiting", "Attempts that wait for slots")
+WAITING = Gauge("springtide_prefill_attempts_waiting", "Attempts that wait for slots, or for what another one computes")
 QUEUED_TOKENS = Gauge("springtide_prefill_queued_tokens", "Prompt tokens still to compute of the attempts that run or wait")
 QUEUE_SECONDS = Gauge("springtide_prefill_queue_seconds", "Predicted time until everything accepted is computed")
 PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass over the model", buckets=LATENCY_BUCKETS_S)

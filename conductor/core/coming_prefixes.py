@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import NamedTuple
 
 from springtide.ids import AttemptId, BlockKey, InstanceId
 from springtide.values import value_class
@@ -25,35 +24,26 @@ class Coming:
     """When it is predicted to have them (s)."""
 
 
-class _At(NamedTuple):
-    """One block at one instance."""
-
-    attempts: int
-    """How many will commit it."""
-    at: float
-    """When the first one is predicted to (s)."""
-
-
 class ComingPrefixes:
     """A block's key stands for all that comes before it, so a prompt's beginning is found by its last block alone."""
 
     def __init__(self, block_tokens: int) -> None:
         self._every = max(1, MARK_TOKENS // block_tokens)
-        self._at: dict[BlockKey, dict[InstanceId, _At]] = {}
+        self._at: dict[BlockKey, dict[InstanceId, dict[AttemptId, float]]] = {}
+        """When which attempts are predicted to have computed the block (s)."""
         self._marks: dict[AttemptId, tuple[InstanceId, Sequence[BlockKey]]] = {}
 
-    def begin(self, attempt_id: AttemptId, instance_id: InstanceId, keys: Sequence[BlockKey], at: float) -> None:
-        """The attempt, which is not known here yet, is placed there, and predicted to have computed these blocks at that time (s)."""
+    def begin(self, attempt_id: AttemptId, instance_id: InstanceId, keys: Sequence[BlockKey], begins: float, ends: float) -> None:
+        """The attempt, which is not known here yet, is placed there, and predicted to compute these blocks, one as quickly as the other,
+        between these times (s)."""
         marks = keys[self._every - 1 :: self._every]
         if not marks:
             return
         self._marks[attempt_id] = instance_id, marks
+        at, each = begins, (ends - begins) * self._every / len(keys)
         for key in marks:
-            instances = self._at.get(key)
-            if instances is None:
-                instances = self._at[key] = {}
-            there = instances.get(instance_id)
-            instances[instance_id] = _At(1, at) if there is None else _At(there.attempts + 1, min(there.at, at))
+            at += each
+            self._at.setdefault(key, {}).setdefault(instance_id, {})[attempt_id] = at
 
     def end(self, attempt_id: AttemptId) -> None:
         """Its blocks are committed, or will not be; of one that is not known: nothing."""
@@ -61,17 +51,18 @@ class ComingPrefixes:
         for key in marks:
             assert instance_id is not None
             instances = self._at[key]
-            there = instances.pop(instance_id)
-            if there.attempts > 1:
-                instances[instance_id] = there._replace(attempts=there.attempts - 1)
-            elif not instances:
-                del self._at[key]
+            attempts = instances[instance_id]
+            del attempts[attempt_id]
+            if not attempts:
+                del instances[instance_id]
+                if not instances:
+                    del self._at[key]
 
     def match(self, keys: Sequence[BlockKey]) -> dict[InstanceId, Coming]:
         """How much of a prompt with these keys an instance will have: of the MOST_MATCHED that will have most, without those that will have
         none."""
         found: dict[InstanceId, Coming] = {}
-        depths: list[tuple[int, dict[InstanceId, _At]]] = []
+        depths: list[tuple[int, dict[InstanceId, dict[AttemptId, float]]]] = []
         if not self._at:
             return found
         for place in range(self._every - 1, len(keys), self._every):
@@ -83,9 +74,9 @@ class ComingPrefixes:
             # Whoever will have more will have this, too.
             if len(instances) == len(found):
                 continue
-            for instance_id, there in instances.items():
+            for instance_id, attempts in instances.items():
                 if instance_id not in found:
-                    found[instance_id] = Coming(blocks, there.at)
+                    found[instance_id] = Coming(blocks, min(attempts.values()))
                     if len(found) == MOST_MATCHED:
                         return found
         return found
@@ -97,8 +88,5 @@ class ComingPrefixes:
 
     def validate(self) -> None:
         """Asserts the invariants."""
-        counted: dict[tuple[BlockKey, InstanceId], int] = {}
-        for instance_id, marks in self._marks.values():
-            for key in marks:
-                counted[key, instance_id] = counted.get((key, instance_id), 0) + 1
-        assert counted == {(key, name): there.attempts for key, instances in self._at.items() for name, there in instances.items()}
+        listed = {(key, name, attempt_id) for attempt_id, (name, marks) in self._marks.items() for key in marks}
+        assert listed == {(key, name, one) for key, at in self._at.items() for name, attempts in at.items() for one in attempts}

@@ -13,6 +13,9 @@ from springtide.protocol.status import PredictionErrors
 _WINDOW = 1024
 _LEAST_ACTUAL = 1.0
 """A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
+_SPARED = 0.5
+"""Of what was predicted, what was computed where another prompt's computation has spared the rest: then the time until the first token says
+nothing of the queue."""
 
 
 class Scorekeeper:
@@ -29,8 +32,10 @@ class Scorekeeper:
             return
         if event.ttft_ms > 0:
             self._score(attempt, Quantity.TTFT, predicted.ttft_ms, event.ttft_ms)
+            spared = 0 < event.compute_ms < _SPARED * predicted.prefill_ms
             waited_ms = event.ttft_ms - predicted.transfer_ms - predicted.prefill_ms
-            self._queue_bias.observe(predicted.prefill_ms, predicted.ahead_ms, max(waited_ms, 0.0))
+            if not spared:
+                self._queue_bias.observe(predicted.prefill_ms, predicted.ahead_ms, max(waited_ms, 0.0))
         if event.compute_ms > 0:
             self._score(attempt, Quantity.QUEUE, predicted.queue_ms, event.queue_ms)
             self._score(attempt, Quantity.PREFILL, predicted.prefill_ms, event.compute_ms)

@@ -213,7 +213,8 @@ class ClusterState:
         if not attempt.idle:
             self._foresee(attempt)
             if attempt.phase is Phase.PREFILL:
-                self.coming.begin(attempt.attempt_id, attempt.prefill_id, keys, attempt.joins_at)
+                begins = attempt.joins_at - attempt.prefill_ms / 1000.0
+                self.coming.begin(attempt.attempt_id, attempt.prefill_id, keys, begins, attempt.joins_at)
         for instance_id in (attempt.prefill_id, attempt.decode_id):
             instance = self.instances.get(instance_id)
             if instance is not None:

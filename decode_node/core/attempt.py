@@ -57,8 +57,10 @@ class DecodeAttempt:
     lease_until: float = float("inf")
     """When the prefill side is given up, while ingesting."""
     slots: tuple[Slot, ...] = ()
-    awaited_blocks: int = 0
-    """Of its prompt, while it is awaiting."""
+    shared_blocks: int = 0
+    """Of its prompt, that another one computes, while it is awaiting, or has committed since."""
+    awaited_s: float = 0.0
+    """How long it has been awaiting; while it is, less the time at which that began."""
     growth: Growth = "none"
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""

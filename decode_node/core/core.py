@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, ComputePrompt, RunStep
-from decode_node.core.attempt import DecodeAttempt
+from decode_node.core.attempt import DecodeAttempt, DecodePhase
 from decode_node.core.drafting import Foretold, GuessPrice
 from decode_node.core.in_flight import LoadsInFlight, StepInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
@@ -92,9 +92,9 @@ class Prompts(Protocol):
         """Whether attempts in idle capacity hold slots there."""
         ...
 
-    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float, shared_blocks: int) -> int:
         """How many blocks of this prompt, which is to be computed here, it is to wait for: another one computes them. 0: for none; then
-        others may wait for those that it has computed, until it `ends`."""
+        others may wait for those that it computes, until it `ends`. `shared_blocks`: those that it has waited for already."""
         ...
 
     def ends(self, attempt_id: AttemptId) -> None:
@@ -116,7 +116,7 @@ class NoPrompts(Prompts):
     def holds_idle(self) -> bool:
         return False
 
-    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float, shared_blocks: int) -> int:
         return 0
 
     def ends(self, attempt_id: AttemptId) -> None:
@@ -166,8 +166,8 @@ class DecodeCore:
                 self._loaded(attempt_id)
             case ev.PromptComputed() | ev.PromptFailed():
                 self._on_prompt(event, now)
-            case ev.PrefixShared(attempt_id):
-                self._go_on(attempt_id, now)
+            case ev.PrefixShared():
+                self._go_on(event, now)
             case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
@@ -267,10 +267,9 @@ class DecodeCore:
         self._orders, self._replies = [], []
         return actions
 
-    @property
-    def prefilling(self) -> Sequence[AttemptId]:
-        """The attempts whose prompts are being computed here."""
-        return [attempt.attempt_id for attempt in self._attempts.values() if attempt.phase == "prefilling"]
+    def inlined(self, *phases: DecodePhase) -> Set[AttemptId]:
+        """The attempts in these phases whose prompts are computed here."""
+        return {attempt.attempt_id for attempt in self._attempts.values() if attempt.inlined and attempt.phase in phases}
 
     def session_of(self, attempt_id: AttemptId) -> int | None:
         """Of the gateway that has ordered it; None: it is not here."""
@@ -313,7 +312,7 @@ class DecodeCore:
 
     def load(self, slots_total: int, slots_available: int) -> Load:
         """How the node is doing; these slots, and more, only the store knows."""
-        running = tokens = 0
+        running = tokens = idle_awaiting = 0
         promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens
         idle = self._holders.idle
         for attempt in self._holders:
@@ -326,11 +325,13 @@ class DecodeCore:
             elif attempt.phase == "reserving" and attempt.attempt_id not in self._claims:
                 promised += attempt.request.num_blocks
         for attempt in self._attempts.values():
-            if attempt.phase == "awaiting" and not attempt.idle:
-                promised += attempt.request.num_blocks - attempt.awaited_blocks + attempt.growth_blocks(block_tokens)
+            if attempt.phase == "awaiting" and attempt.idle:
+                idle_awaiting += 1
+            elif attempt.phase == "awaiting":
+                promised += attempt.request.num_blocks - attempt.shared_blocks + attempt.growth_blocks(block_tokens)
         return Load(
             running=running,
-            waiting=len(self._attempts) - len(idle) - running,
+            waiting=len(self._attempts) - len(idle) - idle_awaiting - running,
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             slots_total=slots_total,
@@ -369,7 +370,6 @@ class DecodeCore:
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
             assert (attempt.phase not in ("waiting", "awaiting")) == (attempt in self._holders)
-            assert (attempt.awaited_blocks > 0) == (attempt.phase == "awaiting")
             if attempt.phase not in ("waiting", "awaiting", "reserving"):
                 assert attempt.attempt_id not in self._claims
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks, attempt.request.num_blocks)
@@ -438,12 +438,12 @@ class DecodeCore:
         ):
             if attempt.waits or self._room_comes(now):
                 self._attempts[attempt_id] = attempt
-                deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
+                growth = attempt.growth_blocks(self._settings.block_tokens)
                 self._claims.wait(
                     attempt_id,
                     request.num_blocks,
                     attempt.requested_at,
-                    deadline,
+                    self._slot_deadline(attempt),
                     tenant=request.tenant,
                     growth_blocks=growth,
                     continues=request.continues,
@@ -466,9 +466,9 @@ class DecodeCore:
     # ---- store ----
 
     def _reserve(self, attempt: DecodeAttempt, now: float) -> None:
-        if attempt.inlined and (blocks := self._prompts.awaits_prefix(attempt.prompt, attempt.arrived_at)):
+        if attempt.inlined and (blocks := self._prompts.awaits_prefix(attempt.prompt, attempt.arrived_at, attempt.shared_blocks)):
             self._claims.leave(attempt.attempt_id)
-            attempt.phase, attempt.awaited_blocks = "awaiting", blocks
+            attempt.phase, attempt.shared_blocks, attempt.awaited_s = "awaiting", blocks, attempt.awaited_s - now
             return
         leave_available = self._holders.kept_for_growth(attempt)
         leave_in_quota = self._holders.kept_for_growth(attempt, attempt.request.tenant)
@@ -483,12 +483,12 @@ class DecodeCore:
             else storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
         )
 
-    def _go_on(self, attempt_id: AttemptId, now: float) -> None:
+    def _go_on(self, shared: ev.PrefixShared, now: float) -> None:
         """What it waited for is here, or will not come: it begins as if it had come now."""
-        attempt = self._attempts.get(attempt_id)
+        attempt = self._attempts.get(shared.attempt_id)
         if attempt is not None and attempt.phase == "awaiting":
-            del self._attempts[attempt_id]
-            attempt.phase, attempt.awaited_blocks = "waiting", 0
+            del self._attempts[shared.attempt_id]
+            attempt.phase, attempt.shared_blocks, attempt.awaited_s = "waiting", shared.blocks, attempt.awaited_s + now
             self._admit(attempt, now)
 
     def _enter(self, attempt: DecodeAttempt, now: float) -> None:
@@ -549,13 +549,16 @@ class DecodeCore:
             attempt.attempt_id,
             request.num_blocks,
             attempt.requested_at,
-            now + self._settings.slot_wait_s,
+            self._slot_deadline(attempt),
             now,
             tenant=request.tenant,
             growth_blocks=attempt.growth_blocks(self._settings.block_tokens),
             quota_used=failure.code is FailureCode.QUOTA_USED,
             kept_blocks=self._holders.kept_for_growth(attempt),
         )
+
+    def _slot_deadline(self, attempt: DecodeAttempt) -> float:
+        return attempt.arrived_at + attempt.awaited_s + self._settings.slot_wait_s
 
     def _acquired(self, attempt: DecodeAttempt, acquired: storage.Acquired) -> None:
         attempt.slots, most = acquired.slots, self._settings.inline_tokens
@@ -624,13 +627,15 @@ class DecodeCore:
     # ---- slots ----
 
     def _ask_for_waiting(self, now: float) -> None:
-        if not self._claims or not self._holders.has_place or self._claims.oldest_at > self._prompts.waits_since:
-            return
-        alone = all(attempt.idle for attempt in self._holders)
-        kept_blocks, held_back = self._holders.kept_for_growth(), self._holders.starving_tenants
-        head = self._claims.next_to_ask(now, kept_blocks=kept_blocks, alone=alone, held_back=held_back)
-        if head is not None:
+        while self._claims and self._holders.has_place and self._claims.oldest_at <= self._prompts.waits_since:
+            alone = all(attempt.idle for attempt in self._holders)
+            kept_blocks, held_back = self._holders.kept_for_growth(), self._holders.starving_tenants
+            head = self._claims.next_to_ask(now, kept_blocks=kept_blocks, alone=alone, held_back=held_back)
+            if head is None:
+                return
             self._reserve(self._attempts[head], now)
+            if self._attempts[head].phase != "awaiting":
+                return
 
     def _grow_ahead(self, attempt: DecodeAttempt) -> None:
         """Asks for the next slot while there is still room in the last one, so that no step waits for it."""

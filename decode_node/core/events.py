@@ -70,9 +70,10 @@ class PromptFailed:
 
 @value_class(frozen=True, slots=True)
 class PrefixShared:
-    """The inlined attempt need not wait any more for what another one computes of its prompt."""
+    """The inlined attempt need not wait any more for what another one computes of its prompt. So many of its blocks are in the store."""
 
     attempt_id: AttemptId
+    blocks: int
 
 
 StepEvent = StepDone | StepFailed | Loaded | PromptComputed | PromptFailed | PrefixShared

@@ -154,7 +154,8 @@ class MixedCore:
         self.decode.validate()
         assert len(self._in_flight) <= self._most_in_flight
         own = {sign.attempt_id for session, sign in self.prefill.signs() if session == OWN}
-        assert own == set(self.decode.prefilling), "a prompt that is decoded here is known to one core alone"
+        assert own == self.decode.inlined("prefilling"), "a prompt that is decoded here is known to one core alone"
+        assert self.prefill.leads_as_it_should(self.decode.inlined("reserving"), self.decode.inlined("awaiting"))
 
     # ---- one core to the other ----
 
@@ -172,8 +173,8 @@ class MixedCore:
         match action:
             case Prefilled(done):
                 self._decode(decoding.PromptComputed(done), now)
-            case PrefixShared(attempt_id):
-                self._decode(decoding.PrefixShared(attempt_id), now)
+            case PrefixShared(attempt_id, blocks):
+                self._decode(decoding.PrefixShared(attempt_id, blocks), now)
             case SendUpdate(session, update) if session == OWN:
                 self._own_update(update, now)
             case RunPass():

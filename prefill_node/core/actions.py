@@ -68,9 +68,11 @@ class Prefilled:
 
 @value_class(frozen=True, slots=True)
 class PrefixShared:
-    """The attempt, which is decoded here, need not wait any more for what another one computes of its prompt."""
+    """The attempt, which is decoded here, need not wait any more for what another one computes of its prompt. So many of its blocks are in
+    the store."""
 
     attempt_id: AttemptId
+    blocks: int
 
 
 ForBeside = Prefilled | PrefixShared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,12 +65,12 @@ class PrefillAttempt:
     """Of its chunks that are computed, where they are wanted."""
     acquired_at: float = 0.0
     """When the store gave it its slots."""
-    awaited_blocks: int = 0
-    """That another one computes, while it is awaiting."""
-    leads: PrefillAttempt | None = None
-    """The most urgent of those that await what it computes."""
-    led_tokens: int = 0
-    """That this one waits for."""
+    shared_blocks: int = 0
+    """That another one computes, while it is awaiting, or has committed since."""
+    awaited_s: float = 0.0
+    """How long it has been awaiting; while it is, less the time at which that began."""
+    followers: Mapping[AttemptId, PrefillAttempt] = field(default_factory=dict)
+    """Those that await what it computes."""
     tally: PassTally | None = None
     """Of its passes, where it is traced."""
     request: Request = field(init=False)
@@ -98,8 +99,18 @@ class PrefillAttempt:
         return self.phase == "running" and readable and self.unlaunched_tokens > 0
 
     @property
+    def shared_tokens(self) -> int:
+        """As `shared_blocks`."""
+        return self.shared_blocks * self.request.block_tokens
+
+    def awaited_ahead(self) -> Iterator[PrefillAttempt]:
+        """The followers that wait for what is still to be launched of it, or to arrive."""
+        return (one for one in self.followers.values() if one.shared_tokens > self.launched or self.fetching)
+
+    @property
     def remaining_tokens(self) -> int:
-        return self.request.num_tokens - self.computed
+        """To compute, those apart that another one does."""
+        return self.request.num_tokens - (self.shared_tokens if self.phase == "awaiting" else self.computed)
 
     @property
     def unlaunched_tokens(self) -> int:

@@ -7,7 +7,7 @@ their Release is held back until the last of those has ended in all stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Protocol
 
 from node_runtime import events
@@ -22,7 +22,7 @@ from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
 from prefill_node.core.layer_stream import due_pushes, pushable_blocks
 from prefill_node.core.scheduling import ChunkPolicy, WithStep
 from prefill_node.core.settings import PrefillSettings
-from prefill_node.core.shared_prefixes import SharedPrefixes
+from prefill_node.core.shared_prefixes import SharedPrefixes, Underway
 from springtide.chunking import Chunking
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
@@ -200,8 +200,9 @@ class PrefillCore:
         begin."""
         running = computing = tokens = 0
         queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._passes.waiting)
-        idle = []
-        for attempt in self._attempts.values():
+        idle, decoded_here = [], (one for one in self._shared.all_followers() if one.attempt_id not in self._attempts)
+        attempts = [*self._attempts.values(), *decoded_here]
+        for attempt in attempts:
             if attempt.phase == "handing-over":
                 continue
             if attempt.idle:
@@ -210,7 +211,7 @@ class PrefillCore:
             computing += 1
             running += attempt.phase == "running"
             queue_ms += self._policy.occupied_ms(attempt.request.num_tokens, self._out_of_the_way(attempt))
-            tokens += attempt.remaining_tokens - attempt.awaited_blocks * self._block_tokens
+            tokens += attempt.remaining_tokens
         return Load(
             running=running,
             waiting=computing - running,
@@ -218,7 +219,7 @@ class PrefillCore:
             queue_ms=queue_ms,
             slots_total=slots_total,
             slots_available=slots_available,
-            attempt_ids=frozenset(self._attempts),
+            attempt_ids=frozenset(attempt.attempt_id for attempt in attempts),
             prefill_cost=self.cost,
             idle=self._idle_load(idle) if idle else NO_IDLE_LOAD,
         )
@@ -254,15 +255,23 @@ class PrefillCore:
                 assert attempt.launched == attempt.computed + self._passes.tokens_of(attempt.attempt_id) <= attempt.request.num_tokens
             else:
                 assert not self._passes.tokens_of(attempt.attempt_id)
-            assert (attempt.phase == "awaiting") == (attempt.attempt_id in self._shared)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
         self._shared.validate()
+        assert {key for key, one in self._attempts.items() if one.phase == "awaiting"} == self._shared.follower_ids & self._attempts.keys()
+        assert self._settings.mixes or self.leads_as_it_should(set(), set())
         if self._claims.num_slots is None:
             assert not self._attempts
         for one in self._passes:
             assert not any(attempt_id in self._attempts for attempt_id in one.releases)
             assert one.run.num_tokens <= self._policy.chunking.chunk_tokens
+
+    def leads_as_it_should(self, reserving: Set[AttemptId], awaiting: Set[AttemptId]) -> bool:
+        """Whether all that compute something, and they alone, may be waited for, and who waits is waited for. `reserving`, `awaiting`: of
+        the attempts that are decoded here, those whose prompts are about to be computed, and to wait."""
+        computing = {key for key, one in self._attempts.items() if one.phase in ("acquiring", "running")}
+        followers = {key for key, one in self._attempts.items() if one.phase == "awaiting"}
+        return self._shared.leader_ids == computing | reserving and self._shared.follower_ids == followers | awaiting
 
     # ---- gateways ----
 
@@ -291,7 +300,7 @@ class PrefillCore:
                 attempt.attempt_id,
                 request.num_blocks,
                 attempt.requested_at,
-                _slot_deadline(attempt, now),
+                _slot_deadline(attempt),
                 tenant=request.tenant,
                 continues=request.continues,
             )
@@ -319,9 +328,10 @@ class PrefillCore:
 
     # ---- prefixes that others compute ----
 
-    def awaits_prefix(self, start: PrefillStart, arrived_at: float) -> int:
+    def awaits_prefix(self, start: PrefillStart, arrived_at: float, shared_blocks: int) -> int:
         """As of decode_node.core.core.Prompts."""
-        return self._awaits(PrefillAttempt(0, start, arrived_at))
+        attempt = PrefillAttempt(0, start, arrived_at, shared_blocks=shared_blocks)
+        return attempt.shared_blocks if self._awaits(attempt) else 0
 
     def ends(self, attempt_id: AttemptId) -> None:
         """As of decode_node.core.core.Prompts."""
@@ -333,50 +343,43 @@ class PrefillCore:
         actions, self._out = self._out, []
         return actions
 
-    def _awaits(self, attempt: PrefillAttempt) -> int:
-        """How many blocks of the prompt it is to wait for; 0: for none, and others may wait for its own from now on."""
-        request, block_tokens = attempt.request, self._block_tokens
-        underway = self._shared.longest(attempt.attempt_id, request.keys[: request.reusable_blocks], attempt.idle)
-        if underway is not None:
-            there = max([underway.committed, *(source.num_blocks for source in attempt.start.sources)])
-            spared_ms = self._policy.work_ms(underway.blocks * block_tokens, there * block_tokens)
-            if spared_ms > WORTH_AWAITING * self.cost.fixed_ms:
-                attempt.work_ms = self._policy.work_ms(request.num_tokens, there * block_tokens)
-                attempt.due_at = self._policy.due_at(attempt)
-                self._shared.follow(attempt, underway)
-                self._lead(underway.leader_id)
-                return underway.blocks
-        self._shared.lead(attempt.attempt_id, request.keys, attempt.idle)
-        return 0
+    def _awaits(self, attempt: PrefillAttempt) -> bool:
+        """Whether it is to wait for another one; if not, others may wait for it from now on."""
+        underway = self._shared.longest(attempt)
+        if underway is None or not self._is_worth(attempt, underway):
+            self._shared.lead(attempt)
+            return False
+        attempt.phase, attempt.shared_blocks = "awaiting", underway.blocks
+        self._shared.follow(attempt, underway.leader_id)
+        return True
 
-    def _lead(self, leader_id: AttemptId) -> None:
-        """Others await what it computes, or do no more."""
-        leader = self._attempts.get(leader_id)
-        if leader is not None:
-            followers = [(one, blocks) for one, blocks in self._shared.followers(leader_id) if one.idle <= leader.idle]
-            urgent = min(followers, key=lambda one: one[0].due_at, default=None)
-            leader.leads, leader.led_tokens = (None, 0) if urgent is None else (urgent[0], urgent[1] * self._block_tokens)
-
-    def _committed(self, attempt: PrefillAttempt, blocks: int) -> None:
-        """So many of its blocks are in the store."""
-        self._shared.committed(attempt.attempt_id, blocks)
-        self._lead(attempt.attempt_id)
+    def _is_worth(self, attempt: PrefillAttempt, underway: Underway) -> bool:
+        """Whether less time is waited in all if the attempt waits for the leader. Else what is spared is computed twice: before,
+        so that the leader waits for that, too, or after what the leader has left to compute of it."""
+        block_tokens, leader = self._block_tokens, self._attempts.get(underway.leader_id)
+        there = max([underway.committed, attempt.shared_blocks, *(source.num_blocks for source in attempt.start.sources)])
+        computed = underway.committed * block_tokens if leader is None else leader.computed
+        spared_ms = self._policy.work_ms(underway.blocks * block_tokens, there * block_tokens)
+        waited_ms = self._policy.work_ms(underway.blocks * block_tokens, computed)
+        attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, there * block_tokens)
+        attempt.due_at = self._policy.due_at(attempt)
+        return spared_ms > WORTH_AWAITING * self.cost.fixed_ms and waited_ms <= 2 * spared_ms
 
     def _go_on(self, now: float) -> None:
-        for attempt_id in self._shared.take_ready():
+        for attempt_id, blocks in self._shared.take_ready():
             attempt = self._attempts.get(attempt_id)
             if attempt is None:
-                self._out.append(PrefixShared(attempt_id))
-            else:
-                attempt.phase, attempt.awaited_blocks = "waiting", 0
-                self._seek_slots(attempt, now)
+                self._out.append(PrefixShared(attempt_id, blocks))
+                continue
+            attempt.phase, attempt.shared_blocks, attempt.awaited_s = "waiting", blocks, attempt.awaited_s + now
+            self._seek_slots(attempt, now)
 
     # ---- store ----
 
     def _acquire(self, attempt: PrefillAttempt, now: float) -> None:
-        if blocks := self._awaits(attempt):
+        if self._awaits(attempt):
             self._claims.leave(attempt.attempt_id)
-            attempt.phase, attempt.awaited_blocks = "awaiting", blocks
+            attempt.awaited_s -= now
             return
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
         attempt.answer_due_at = self._observed.now + patience_s(attempt.start.sources, self._settings.answer_s)
@@ -406,7 +409,7 @@ class PrefillCore:
             case storage.FetchProgress(_, layers) if attempt.fetching:
                 attempt.layers_arrived = max(attempt.layers_arrived, layers)
                 if attempt.layers_arrived == self._groups.layers:
-                    attempt.fetched(now, self._idle.until(now))
+                    self._fetched(attempt, now)
                 self._push_prefix(attempt)
             case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
                 self._truncated(attempt, valid_blocks, now)
@@ -437,7 +440,7 @@ class PrefillCore:
             attempt.attempt_id,
             request.num_blocks,
             attempt.requested_at,
-            _slot_deadline(attempt, now),
+            _slot_deadline(attempt),
             now,
             tenant=request.tenant,
             quota_used=quota_used,
@@ -453,7 +456,9 @@ class PrefillCore:
         attempt.reused_blocks = attempt.committed_blocks = notice.local_blocks + notice.remote_blocks
         attempt.fetching = notice.remote_blocks > 0
         self._set_computed(attempt)
-        self._committed(attempt, notice.local_blocks)
+        if attempt.attempt_id in self._shared.leader_ids:
+            attempt.followers = self._shared.followers(attempt.attempt_id)
+            self._shared.committed(attempt.attempt_id, notice.local_blocks)
         start = attempt.start
         if not start.stays:
             self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
@@ -480,12 +485,16 @@ class PrefillCore:
         if not attempt.fetching:
             attempt.pushed_blocks = max(attempt.pushed_blocks, reused)
 
-    def _truncated(self, attempt: PrefillAttempt, valid_blocks: int, now: float) -> None:
+    def _fetched(self, attempt: PrefillAttempt, now: float) -> None:
         attempt.fetched(now, self._idle.until(now))
+        self._shared.committed(attempt.attempt_id, attempt.reused_blocks)
+
+    def _truncated(self, attempt: PrefillAttempt, valid_blocks: int, now: float) -> None:
         if valid_blocks < attempt.reused_blocks:
             attempt.truncate(valid_blocks, self._block_tokens)
             self._set_computed(attempt)
             self._passes.discard(attempt.attempt_id)
+        self._fetched(attempt, now)
         attempt.pushed_layers = 0
         attempt.layers_arrived = self._groups.layers
         self._push_prefix(attempt)
@@ -529,14 +538,16 @@ class PrefillCore:
     def _wait_for_slots(self, now: float) -> None:
         for attempt_id in self._claims.expired(now):
             attempt = self._attempts[attempt_id]
-            waited = now - attempt.arrived_at
+            waited = now - attempt.arrived_at - attempt.awaited_s
             message = f"no {attempt.request.num_blocks} slots came free within {waited:.1f} s"
             self._fail(attempt, Failure(FailureCode.POOL_FULL, message))
-        if not self._claims or self._claims.oldest_at > self._beside.waits_since:
-            return
-        head = self._claims.next_to_ask(now, kept_blocks=self._beside.kept_for_growth())
-        if head is not None:
+        while self._claims and self._claims.oldest_at <= self._beside.waits_since:
+            head = self._claims.next_to_ask(now, kept_blocks=self._beside.kept_for_growth())
+            if head is None:
+                return
             self._acquire(self._attempts[head], now)
+            if self._attempts[head].phase != "awaiting":
+                return
 
     def _store_lost(self, reason: str) -> None:
         self._claims.store_lost()
@@ -651,7 +662,7 @@ class PrefillCore:
         if attempt.fetching:
             # The pass has waited for every layer of the prefix, though the store's word of it has not been handled here yet.
             attempt.layers_arrived = self._groups.layers
-            attempt.fetched(now, self._idle.until(now))
+            self._fetched(attempt, now)
             self._push_prefix(attempt)
         self._commit(attempt)
         if attempt.remaining_tokens == 0:
@@ -667,7 +678,7 @@ class PrefillCore:
             keys = attempt.request.keys[attempt.committed_blocks : complete]
             self._out.append(storage.Commit(attempt.attempt_id, attempt.committed_blocks, keys))
             attempt.committed_blocks = complete
-            self._committed(attempt, complete)
+            self._shared.committed(attempt.attempt_id, complete)
 
     def _finish(self, attempt: PrefillAttempt, sampled: SampledToken, now: float) -> None:
         request = attempt.request
@@ -713,7 +724,7 @@ class PrefillCore:
         computes."""
         if attempt.phase == "running":
             return attempt.computed + self._passes.tokens_of(attempt.attempt_id, left=True)
-        blocks = max([attempt.awaited_blocks, *(source.num_blocks for source in attempt.start.sources[:1])])
+        blocks = max([attempt.shared_blocks, *(source.num_blocks for source in attempt.start.sources[:1])])
         return min(blocks * self._block_tokens, attempt.request.num_tokens - 1)
 
 
@@ -723,7 +734,7 @@ def _scores_of(scores: Sequence[PromptLogprobs | None], row: int) -> PromptLogpr
     return own
 
 
-def _slot_deadline(attempt: PrefillAttempt, now: float) -> float:
+def _slot_deadline(attempt: PrefillAttempt) -> float:
     budget_ms = attempt.start.ttft_budget_ms
     allowed_s = min(max(budget_ms / 1000, MIN_SLOT_WAIT_S), MAX_SLOT_WAIT_S) if budget_ms > 0 else MAX_SLOT_WAIT_S
-    return now + allowed_s
+    return attempt.arrived_at + attempt.awaited_s + allowed_s

@@ -55,11 +55,12 @@ class ChunkPolicy:
         return min(due_at, attempt.arrived_at + budget_ms / 1000) if budget_ms > 0 else due_at
 
     def relative_slack(self, attempt: PrefillAttempt, now: float) -> float:
-        """The time that it can still lose, in multiples of its work; or that the most urgent one can of those that await what it computes,
-        until this is launched."""
+        """The time that it can still lose, in multiples of its work; or that the most urgent one can of those that await what it
+        computes."""
         slack = self._slack(attempt, attempt.launched, now)
-        led = attempt.leads
-        return slack if led is None or attempt.launched >= attempt.led_tokens else min(slack, self._slack(led, attempt.launched, now))
+        if not attempt.followers:
+            return slack
+        return min([slack, *(self._slack(one, attempt.launched, now) for one in attempt.awaited_ahead() if one.idle <= attempt.idle)])
 
     def _slack(self, attempt: PrefillAttempt, launched: int, now: float) -> float:
         left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, launched)
@@ -132,6 +133,6 @@ class ChunkPolicy:
     def _chunk(self, attempt: PrefillAttempt, tokens: int, budget_ms: float, least_tokens: int | None = None) -> int:
         """How many of its tokens the next chunk has: as many as `tokens` and the time allow, though not too few, and none beyond those that
         are awaited."""
-        if attempt.launched < attempt.led_tokens:
-            tokens = min(tokens, attempt.led_tokens - attempt.launched)
+        if attempt.followers and not attempt.fetching:
+            tokens = min([tokens, *(one.shared_tokens - attempt.launched for one in attempt.awaited_ahead())])
         return min(attempt.unlaunched_tokens, self.chunking.next_chunk(attempt.launched, tokens, budget_ms, least_tokens))

@@ -36,7 +36,7 @@ def test_the_longest_of_each_instance_is_found_whoever_has_ended(seed: int) -> N
         else:
             attempt_id, instance_id = AttemptId(str(number)), InstanceId(f"p{chance.randrange(3)}")
             live[attempt_id] = instance_id, tree[chance.randrange(2)][: chance.randrange(6 * EVERY)]
-            coming.begin(attempt_id, *live[attempt_id], at=float(number))
+            coming.begin(attempt_id, *live[attempt_id], begins=float(number), ends=number + 1.0)
         coming.validate()
         keys = tree[chance.randrange(2)][: chance.randrange(6 * EVERY)]
         expected: dict[InstanceId, int] = {}
@@ -69,6 +69,27 @@ def test_what_has_been_waited_for_in_vain_counts_no_more() -> None:
     decision = ask(core, request("second", LONG + 9, text=BOOK), now=1.0).decision
     assert isinstance(decision, Placement) and decision.prefill.prefill_ms == pytest.approx(LONG + 9)
     core.validate()
+
+
+def test_the_beginning_of_a_long_prompt_is_waited_for_not_its_end() -> None:
+    core = make_core(["p0"], ["d0"], admission="baseline")
+    ask(core, request("first", LONG + 1, text=BOOK))
+    report(core, "p0", Role.PREFILL, queue_ms=LONG + 1.0, attempt_ids=frozenset({AttemptId("first")}))
+    core.state.queue_bias.table[:] = 0.01
+    decision = ask(core, request("second", LONG // 4 + 2, text=BOOK)).decision
+    assert isinstance(decision, Placement) and decision.prefill.branch == "await"
+    assert decision.prefill.queue_ms == pytest.approx(LONG / 4, rel=0.01)
+
+
+def test_what_another_prompt_has_spared_says_nothing_of_the_queue() -> None:
+    core = make_core(["p0"], ["d0"], admission="baseline")
+    report(core, "p0", Role.PREFILL, queue_ms=4_000.0)
+    for number, compute_ms in enumerate((10.0, 400.0)):
+        before = core.state.queue_bias.table.copy()
+        name = AttemptId(f"a{number}")
+        ask(core, request(name, 401, text=number))
+        core.handle(Progress(name, Phase.DECODE, ttft_ms=500.0, compute_ms=compute_ms), 1.0)
+        assert (core.state.queue_bias.table == before).all() == (compute_ms < 400.0)
 
 
 def test_what_is_there_is_not_waited_for() -> None:

@@ -171,7 +171,7 @@ def test_prompts_that_are_computed_here_and_keep_coming_keep_nobody_waiting_who_
     actions = node.tell(Ingested("old", 100))
     for i in range(1, 12):
         actions += node.tell(start(f"young-{i}", 6, inlined=True, max_tokens=20))
-        if f"young-{i}" in node.core.prefilling:
+        if f"young-{i}" in node.core.inlined("prefilling"):
             actions += node.prompt_computed(f"young-{i}")
         if "old" in loading(actions):
             actions = node.tell(ev.Loaded("old"))

@@ -334,14 +334,15 @@ def test_prompts_that_begin_alike_are_computed_once_wherever_they_are_decoded() 
     mixed = launched(engine.tell(own("first", 60, text=1)))
     assert only(engine.tell(others("second", 45, text=1)), Acquire) == only(engine.tell(own("third", 47, text=1)), Acquire) == []
     assert {sign.attempt_id: sign.waiting for _, sign in engine.core.signs()} == {"first": False, "second": True, "third": True}
-    promised = engine.core.load(100, 100).slots_promised
+    prompts, outputs = engine.core.prefill_load(100, 100), engine.core.load(100, 100)
+    assert prompts.attempt_ids == {"first", "second", "third"} and prompts.tokens == 60 + 5 + 7, "who waits counts with its rest"
+    assert outputs.slots_promised >= 1, "what the third will want beyond what it waits for"
     engine.local_blocks = 5
     asked: list[Acquire] = []
     while not asked:
         actions = engine.ends(mixed)
         asked, mixed = only(actions, Acquire), launched(actions)
     assert [order.attempt_id for order in asked] == ["second", "third"]
-    assert promised >= 1, "what the third will want beyond what it waits for"
     assert engine.core.load(100, 100).attempt_ids == {"first", "third"}
 
 

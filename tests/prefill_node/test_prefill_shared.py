@@ -9,9 +9,9 @@ from prefill_node.core.actions import Action, RunPass
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import AttemptFailed, FailureCode, SampledToken
 from springtide.protocol.starts import AbortAttempt
-from springtide.protocol.storage import Acquire, Acquired, StoreLoad
+from springtide.protocol.storage import Acquire, Acquired, FetchProgress, FetchTruncated, StoreLoad
 from tests.prefill_node.test_prefill_core import NUM_SLOTS, Node, ev, only, slots, start
-from tests.support.node_core import BLOCK_TOKENS, failure
+from tests.support.node_core import BLOCK_TOKENS, INFO, failure
 
 BOOK = 1
 FIRST = AttemptId("first")
@@ -127,6 +127,47 @@ def test_what_others_wait_for_is_computed_as_soon_as_they_would_have_done_it() -
     actions = end(node, run)
     assert asked(actions) == ["second"]
     assert rows(only(actions, RunPass)[0])[0][0] == "other", "the long one has its own place again"
+
+
+def test_what_the_one_before_fetches_is_waited_for_until_it_is_there_and_no_longer() -> None:
+    node = Node()
+    node.tell(start("first", 60, text=BOOK, source_blocks=6))
+    node.tell(Acquired(FIRST, slots(8), 0, 6))
+    assert asked(node.tell(start("second", 45, text=BOOK))) == []
+    assert asked(node.tell(FetchProgress(FIRST, 2))) == []
+    assert asked(node.tell(FetchProgress(FIRST, INFO.layers))) == ["second"]
+
+
+def test_when_less_of_it_arrives_the_rest_is_computed_first() -> None:
+    node = Node()
+    node.tell(start("other", 90, budget_ms=30.0))
+    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
+    node.tell(start("first", 95, text=BOOK, source_blocks=6))
+    node.tell(Acquired(FIRST, slots(12), 0, 6))
+    assert asked(node.tell(start("second", 45, text=BOOK, budget_ms=7.0))) == []
+    assert asked(node.tell(FetchTruncated(FIRST, 3))) == []
+    (run,) = only(end(node, run), RunPass)
+    assert rows(run)[0] == ("first", 24, 16)
+    assert asked(end(node, run)) == ["second"]
+
+
+def test_nobody_waits_for_one_that_is_far_behind_what_a_source_has() -> None:
+    node = Node()
+    leading(node)
+    assert asked(node.tell(start("second", 58, text=BOOK, source_blocks=4))) == ["second"], "three blocks are sooner computed than seven"
+    assert asked(node.tell(start("third", 58, text=BOOK, source_blocks=1))) == []
+
+
+def test_a_follower_that_has_left_makes_nobody_urgent() -> None:
+    node = Node()
+    node.tell(start("other", 90, budget_ms=30.0))
+    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
+    node.tell(start("first", 95, text=BOOK))
+    node.tell(Acquired(FIRST, slots(12), 0, 0))
+    node.tell(start("second", 26, text=BOOK, budget_ms=5.0))
+    node.tell(AbortAttempt(AttemptId("second")))
+    (run,) = only(end(node, run), RunPass)
+    assert rows(run)[0][0] == "other"
 
 
 def test_who_waits_counts_with_what_is_left_to_it() -> None:
