@@ -88,7 +88,7 @@ def test_copies_are_there_before_the_crowd_is() -> None:
     without, copied = (summary_of(growing_crowd(), 8, 4, conductor__replication_rate=rate) for rate in (0, 1 << 30))
     assert without["replicated_bytes"] == 0
     assert copied["replicated_bytes"] > 0
-    assert copied["ttft_ms_mean"] < 0.8 * without["ttft_ms_mean"]
+    assert copied["ttft_ms_p50"] < 0.8 * without["ttft_ms_p50"] and copied["ttft_ms_mean"] < without["ttft_ms_mean"]
     assert copied["hit_rate"] > without["hit_rate"]
 
 
