@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -47,6 +48,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fault_seed" in metafunc.fixturenames:
         first = metafunc.config.getoption("--first-fault-seed")
         metafunc.parametrize("fault_seed", range(first, first + metafunc.config.getoption("--fault-seeds")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What tests and their imports make is there to the end: nobody is to look through it for garbage again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
