@@ -24,14 +24,14 @@ from deploy.ca.identity import Identity, issue_to
 from springtide.config import LOOPBACK, TlsConfig
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import NAMESPACE, RELEASE, Object, of_kind, pods, rendered, selected
-from tests.support.chart_pods import PATIENCE_S, Cluster, Pod, one_of_each
+from tests.support.chart_pods import PATIENCE_S, PROFILE, Cluster, Pod, one_of_each
 from tests.support.clients import WORKERS, Load, Questions
 from tests.support.cluster import metric_at
 from tests.support.prometheus import prometheus
 from tests.support.waiting import wait_until
 
 VALUES = {
-    "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
+    "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32", "profile": PROFILE},
     "monitoring": {"podMonitor": {"enabled": True}},
     "gateway": {"replicas": 1, "preStopSeconds": 1, "drainSeconds": 110},
     "prefill": {"threads": 1, "drainSeconds": 1},
@@ -39,7 +39,7 @@ VALUES = {
 }
 OTHER_VALUES = {
     **VALUES,
-    "config": {"kv": {"arena_size": "96MiB"}, "dtype": "float32", "log": {"format": "json"}},
+    "config": {"kv": {"arena_size": "96MiB"}, "dtype": "float32", "profile": PROFILE, "log": {"format": "json"}},
     "tls": {"renewSeconds": 3600},
     "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 30},
 }

@@ -13,13 +13,14 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.chart import Object, rendered
-from tests.support.chart_pods import Cluster, one_of_each
+from tests.support.chart_pods import PROFILE, Cluster, one_of_each
 
 KEY = "sk-of-the-test"
 VALUES: dict[str, Any] = {
     "config": {
         "kv": {"arena_size": "64MiB"},
         "dtype": "float32",
+        "profile": PROFILE,
         "server": {"require_api_keys": True, "api_keys": {f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}": "acme"}},
     },
     "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 1, "tls": {"existingSecret": "certificate", "clientCa": True}},

@@ -12,14 +12,14 @@ import pytest
 
 from tests.deploy.test_deploy_chart_runs import OUTPUT_TOKENS, PROMPTS, as_keda_reads, as_prometheus, is_whole, model_of, scraped, stream
 from tests.support.chart import RELEASE, of_kind, rendered
-from tests.support.chart_pods import Cluster, cluster_of
+from tests.support.chart_pods import PROFILE, Cluster, cluster_of
 from tests.support.clients import WORKERS, Load, Questions
 from tests.support.prometheus import prometheus
 from tests.support.waiting import wait_until
 
 POOL = {"threads": 1, "drainSeconds": 1}
 VALUES = {
-    "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
+    "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32", "profile": PROFILE},
     "monitoring": {"podMonitor": {"enabled": True}},
     "gateway": {"replicas": 1, "preStopSeconds": 1, "drainSeconds": 110},
     "instance": {"replicas": 2, **POOL},

@@ -30,6 +30,7 @@ from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of
 from tests.support.chart_environment import command_line, contents, quantity, variables
 from tests.support.chart_services import Address, Services
 from tests.support.netns import Plugged, Switch, Unavailable
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
@@ -51,6 +52,8 @@ KILLED = 128 + signal.SIGKILL
 ROOT = "/mnt/root"
 CODE = "/srv/springtide"
 """Where a container has this repository, which may lie below something that it mounts."""
+PROFILE = f"{CODE}/{Path(DEMO_PROFILE).relative_to(REPOSITORY)}"
+"""What the demo model costs, as a container finds it."""
 MOUNTED = "/tmp"
 """A volume of every container's."""
 CONTENTS = {"configMap": "ConfigMap", "secret": "Secret"}
@@ -309,7 +312,7 @@ class Pod:
             assert container.runs, f"{container.name} has ended: {said()}"
             return self._probed(spec, spec[kind])
 
-        wait_until(probed, f"{container.name}: {kind}", PATIENCE_S, said, spec[kind].get("periodSeconds", 1) / 2)
+        wait_until(probed, f"{container.name}: {kind}", PATIENCE_S, said, spec[kind].get("periodSeconds", 10))
 
     def _probed(self, spec: Object, probe: Object) -> bool:
         if "exec" in probe:
