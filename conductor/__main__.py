@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from conductor.server.server import serve
-from springtide.process import parse_arguments, run
+from springtide.process import importing, parse_arguments, run
 
 if __name__ == "__main__":
     arguments = parse_arguments("The Conductor of a Springtide cluster.")
+    with importing():
+        from conductor.server.server import serve
     run("conductor", arguments, partial(serve, arguments))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from conductor.server.server import serve as serve_conductor
-from gateway.app import serve_gateway
 from springtide.errors import ConfigError
-from springtide.process import ProcessArguments, parse_arguments, run
+from springtide.process import ProcessArguments, importing, parse_arguments, run
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
@@ -19,6 +17,9 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
             f"conductor.replicas is {replicas}, which needs server.separate_gateway: true: a gateway in a Conductor's process would "
             "die with it"
         )
+    with importing():
+        from conductor.server.server import serve as serve_conductor
+        from gateway.app import serve_gateway
     await serve_conductor(arguments, stop, partial(serve_gateway, arguments, stop))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvstore.server.process import serve
-from springtide.process import parse_arguments, run
+from springtide.process import importing, parse_arguments, run
 
 
 def main() -> None:
     arguments = parse_arguments("The store of a node: its share of the KV pool.")
+    with importing():
+        from kvstore.server.process import serve
     run("store", arguments, lambda stop: serve(arguments, stop))
 
 

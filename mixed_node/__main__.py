@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from mixed_node.server.starting import serve
-from springtide.process import parse_arguments, run
+from springtide.process import importing, parse_arguments, run
 
 
 def main() -> None:
     arguments = parse_arguments("An engine that decodes, and prefills where it is told so.")
+    with importing():
+        from mixed_node.server.starting import serve
     run("instance" if arguments.prefills else "decode", arguments, lambda stop: serve(arguments, stop))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from prefill_node.stage.process import serve
-from springtide.process import parse_arguments, run
+from springtide.process import importing, parse_arguments, run
 
 
 def main() -> None:
     arguments = parse_arguments("A stage of a prefill group, started by the group's engine: computes some of the model's layers.")
+    with importing():
+        from prefill_node.stage.process import serve
     run("stage", arguments, lambda stop: serve(arguments, stop))
 
 
