@@ -12,7 +12,6 @@ from pathlib import Path
 
 from deploy.local.certificates import OwnCertificates
 from deploy.local.display import Display
-from deploy.local.head import HeadServices
 from deploy.local.plan import ClusterPaths, ProcessSpec, check_redis, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord
 from deploy.local.session import Machine, Session, Work, own_run_dir
@@ -76,6 +75,8 @@ def _machine(config: ClusterConfig, info: ModelInfo, embedded_valkey: bool, temp
         beside["follow targets"] = observation.follow
         watching = observation.processes()
     if config.join_port is not None:
+        from deploy.local.head import HeadServices  # with what serves HTTP: others start sooner without
+
         head = HeadServices(config, info, certificates, embedded_valkey)
         beside["head services"] = head.run
         join_address = head.join_address
