@@ -17,6 +17,7 @@ from tests.conformance.probe import Server
 from tests.conformance.surfaces import MODEL
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
+from tests.support.profiles import TINY_PROFILE
 
 TIMEOUT_S = 120
 TEMPLATE = """\
@@ -34,7 +35,7 @@ def running() -> Iterator[Server]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="conformance-"))
         model = str(_model(Path(directory)))
-        cluster = stack.enter_context(Cluster(model=model, served_model_name="tiny", dtype="float32"))
+        cluster = stack.enter_context(Cluster(model=model, served_model_name="tiny", dtype="float32", profile=TINY_PROFILE))
         yield _furnished(stack.enter_context(httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S)), cluster.model)
 
 

@@ -22,6 +22,7 @@ from tests.support.environment import own_environment
 from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.moves import move, num_moved
+from tests.support.profiles import TINY_PROFILE
 from tests.support.reference import Reference, random_prompt
 
 DECODES = ("decode-0", "decode-1", "decode-2")
@@ -42,7 +43,7 @@ def reference(model: Path) -> Reference:
 @pytest.fixture(scope="module")
 def cluster(model: Path) -> Iterator[Cluster]:
     settings = {"prefill_node": {"threads": 1}, "decode_node": {"threads": 1}, "conductor": {"admission": "baseline"}}
-    settings |= {"kv": {"block_tokens": BLOCK_TOKENS}, "server": {"separate_gateway": True}}
+    settings |= {"kv": {"block_tokens": BLOCK_TOKENS}, "server": {"separate_gateway": True}, "profile": TINY_PROFILE}
     with Cluster(model=str(model), dtype="float32", prefill=1, decode=len(DECODES), **settings) as cluster:
         yield cluster
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.cluster import Cluster, hanging
+from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
 
 pytestmark = pytest.mark.alone
@@ -29,7 +30,7 @@ def shared_memory() -> set[str]:
 )
 def test_a_cluster_stops_in_time_in_the_middle_of_a_stream(number: signal.Signals, settings: dict[str, float]) -> None:
     before = shared_memory()
-    with Cluster(**settings) as cluster:
+    with Cluster(**settings, profile=DEMO_PROFILE) as cluster:
         supervisor = cluster.supervisor
         children = supervisor.children(recursive=True)
         run_dir = Path(cluster.record.run_dir)
@@ -49,7 +50,8 @@ def test_a_cluster_stops_in_time_in_the_middle_of_a_stream(number: signal.Signal
 
 def test_a_cluster_that_has_time_for_it_answers_whatever_has_come_before_it_stops() -> None:
     """A stream in its middle, a request of which nothing is computed yet, and one that comes before balancers have seen that it stops."""
-    with Cluster(drain_s=60.0, silence_s=60.0) as cluster, httpx.Client(base_url=cluster.url, timeout=60) as http, ExitStack() as answers:
+    settings = {"drain_s": 60.0, "silence_s": 60.0, "profile": DEMO_PROFILE}
+    with Cluster(**settings) as cluster, httpx.Client(base_url=cluster.url, timeout=60) as http, ExitStack() as answers:
         supervisor, request = cluster.supervisor, {"model": cluster.model, "ignore_eos": True, "stream": True}
         prefill = cluster.pid_of("prefill-0")
         assert prefill is not None

@@ -25,7 +25,7 @@ from engine.formats.files import read_config
 from tests.support.cluster import Cluster
 from tests.support.json_schemas import Schema, check, schemas
 from tests.support.models import demo_gguf, make_tiny_llama, make_tiny_model
-from tests.support.profiles import DEMO_PROFILE
+from tests.support.profiles import DEMO_PROFILE, TINY_PROFILE
 
 DTYPE = "bfloat16" if backends.native_can_run(read_config(demo_gguf())) else "float32"
 """In which an output is the same whatever the company, and wherever it goes on."""
@@ -113,7 +113,7 @@ def test_every_output_that_is_finished_satisfies_its_schema(request: pytest.Fixt
             make_tiny_llama(tmp_path / family, seed=1)
         else:
             make_tiny_model(tmp_path / family, family, seed=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
-        with Cluster(model=str(tmp_path / family), max_context=2048) as random:
+        with Cluster(model=str(tmp_path / family), max_context=2048, profile=TINY_PROFILE) as random:
             counts = outcomes(random)
     assert counts.keys() <= {"stop", "length"}
     assert counts["stop"] >= len(CHOSEN) // 2, "otherwise little has been seen"
