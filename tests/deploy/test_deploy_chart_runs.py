@@ -24,7 +24,7 @@ from deploy.ca.identity import Identity, issue_to
 from springtide.config import LOOPBACK, TlsConfig
 from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
 from tests.support.chart import NAMESPACE, RELEASE, Object, of_kind, pods, rendered, selected
-from tests.support.chart_pods import PATIENCE_S, PROFILE, Cluster, Pod, one_of_each
+from tests.support.chart_pods import PATIENCE_S, PROFILE, Cluster, Pod, cluster_of
 from tests.support.clients import WORKERS, Load, Questions
 from tests.support.cluster import metric_at
 from tests.support.prometheus import prometheus
@@ -51,7 +51,9 @@ pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="wants root"), pytest
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with one_of_each(rendered(VALUES), tmp_path_factory.mktemp("pods")) as cluster:
+    with cluster_of(rendered(VALUES), tmp_path_factory.mktemp("pods")) as cluster:
+        cluster.start("valkey-0")
+        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
         yield cluster
 
 

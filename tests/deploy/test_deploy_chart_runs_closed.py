@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.chart import Object, rendered
-from tests.support.chart_pods import PROFILE, Cluster, one_of_each
+from tests.support.chart_pods import PROFILE, Cluster, cluster_of
 
 KEY = "sk-of-the-test"
 VALUES: dict[str, Any] = {
@@ -24,8 +24,7 @@ VALUES: dict[str, Any] = {
         "server": {"require_api_keys": True, "api_keys": {f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}": "acme"}},
     },
     "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 1, "tls": {"existingSecret": "certificate", "clientCa": True}},
-    "prefill": {"threads": 1, "drainSeconds": 1},
-    "decode": {"threads": 1, "drainSeconds": 1},
+    "instance": {"replicas": 1, "threads": 1, "drainSeconds": 1},
     "test": {"existingSecret": "client"},
 }
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="wants root"), pytest.mark.timeout(400)]
@@ -53,7 +52,9 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, secrets: list[Object]) -> Iterator[Cluster]:
-    with one_of_each([*rendered(VALUES), *secrets], tmp_path_factory.mktemp("pods")) as cluster:
+    with cluster_of([*rendered(VALUES), *secrets], tmp_path_factory.mktemp("pods")) as cluster:
+        cluster.start("valkey-0")
+        cluster.start("conductor-0", "instance-0", "gateway-0")
         yield cluster
 
 

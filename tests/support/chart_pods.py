@@ -444,12 +444,3 @@ def cluster_of(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-@contextmanager
-def one_of_each(objects: Sequence[Object], directory: Path) -> Iterator[Cluster]:
-    """A cluster with a pod of each kind. Skips the test where there can be none."""
-    with cluster_of(objects, directory) as cluster:
-        cluster.start("valkey-0")
-        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
-        yield cluster
