@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
@@ -32,6 +33,10 @@ _LONG = (
 # Where tests run side by side, a thread more in each is no gain: they wait for one another, and burn the processors while they do.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a process has compiled of the code, the many others that tests start need not compile anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A machine that is busy otherwise is no fault of the code's.
 settings.register_profile("springtide", deadline=None)
