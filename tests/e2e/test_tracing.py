@@ -15,7 +15,6 @@ pytest.importorskip("opentelemetry.proto", reason="needs the extra otel")
 from springtide.trace_context import TraceContext
 from tests.support.cluster import Cluster, cached_blocks, evict_all
 from tests.support.otlp import Collector, ReceivedSpan
-from tests.support.profiles import DEMO_PROFILE
 from tests.support.reference import random_prompt
 from tests.support.traces import children, named, only, unaccounted_s
 
@@ -79,8 +78,8 @@ def hurt(cluster: Cluster, prompt: Sequence[int]) -> Seen:
 @pytest.mark.alone
 def test_a_long_prompt_with_a_remote_prefix_and_a_killed_decode_node_is_one_trace_that_explains_its_time() -> None:
     prefix = random_prompt(1, length=960)
-    settings = {"profile": DEMO_PROFILE, "prefill_node": {"chunk_tokens": CHUNK_TOKENS, "stages": STAGES}}
-    with Collector() as collector, Cluster(prefill=2, decode=2, **settings, tracing={"endpoint": collector.url}) as cluster:
+    settings = {"chunk_tokens": CHUNK_TOKENS, "stages": STAGES}
+    with Collector() as collector, Cluster(prefill=2, decode=2, prefill_node=settings, tracing={"endpoint": collector.url}) as cluster:
         first = {"model": cluster.model, "prompt": prefix, "max_tokens": 4, "ignore_eos": True}
         assert httpx.post(f"{cluster.url}/v1/completions", json=first, timeout=120).status_code == 200
         lose_prefix_at_prefill_nodes(cluster)
