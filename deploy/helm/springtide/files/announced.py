@@ -1,26 +1,27 @@
 """announced.py CONFIG ROLE: whether the pod's process of this role is in the cluster's membership, which it is as long as it can serve.
 
-While Valkey cannot be asked it counts as if it were: the cluster goes on with the members that it had, and so should its pods.
+While Valkey cannot be asked it counts as if it were: the cluster goes on with the members that it had, and so should its pods. Of
+`springtide.membership`, which takes longer to import than to ask, it knows the key.
 """
 
 import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
 
 import yaml
 
-from springtide.membership import MemberRole, Membership
+from springtide.valkey import UNREACHABLE, ValkeyClient
 
 
-async def announced(config: dict[str, Any], role: MemberRole, name: str) -> bool:
-    membership = Membership(config["redis_url"], config["cluster"], config["conductor"]["lease_s"])
-    try:
-        return await membership.has(role, name) is not False
-    finally:
-        await membership.close()
+async def announced(url: str, key: str) -> bool:
+    async with ValkeyClient.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+        try:
+            return bool(await client.exists(key))
+        except UNREACHABLE:
+            return True
 
 
-config, role, name = yaml.safe_load(Path(sys.argv[1]).read_text()), cast(MemberRole, sys.argv[2]), os.environ["POD_NAME"]
-sys.exit(0 if asyncio.run(announced(config, role, name)) else f"{role} {name} is not announced")
+config, role, name = yaml.safe_load(Path(sys.argv[1]).read_text()), sys.argv[2], os.environ["POD_NAME"]
+key = f"{config['cluster']}:member:{role}:{name}"
+sys.exit(0 if asyncio.run(announced(config["redis_url"], key)) else f"{role} {name} is not announced")
