@@ -238,11 +238,9 @@ def test_another_authority_takes_the_place_of_one_while_a_stream_goes_on(cluster
     def follow() -> None:
         """Has all pods know of what is in the directory."""
         cluster.change_secret(AUTHORITY, "authority.pem", (tmp_path / "authority.pem").read_bytes())
-        until = time.monotonic() + PATIENCE_S
-        for pod in SERVING:
-            command = ("certificates", "cat", "/run/springtide/tls/ca.crt")
-            while cluster.pods[pod].execute(*command).stdout != Authority.open(tmp_path).bundle.decode():
-                assert time.monotonic() < until, pod
+        believed, shown = Authority.open(tmp_path).bundle.decode(), ("certificates", "cat", "/run/springtide/tls/ca.crt")
+        for name in SERVING:
+            wait_until(lambda pod=cluster.pods[name]: pod.execute(*shown).stdout == believed, name, PATIENCE_S, poll_s=0.5)
 
     before = as_prometheus(cluster, tmp_path)
     url = f"https://{cluster.pods['prefill-0'].address}:9400/metrics"
