@@ -59,6 +59,13 @@ def cluster(model: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
+def lonely(model: Path) -> Iterator[Cluster]:
+    """One node of each role."""
+    with new_cluster(model, nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
 def scattered(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
     """Each node in a network of its own."""
     settings = {
@@ -260,15 +267,14 @@ def test_streams_go_on_elsewhere_when_a_rank_hangs(model: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["decode-0", "decode-0-store"])
-def test_where_there_is_nobody_else_streams_wait_for_what_hangs_and_go_on(model: Path, victim: str) -> None:
-    with new_cluster(model, nodes=1) as cluster:
-        prompt, in_flight = random_prompt(1, 300, 10, 250), Event()
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            answer = threads.submit(stream, cluster, prompt, OUTPUT_TOKENS, lambda count: count > OUTPUT_TOKENS // 9 and in_flight.set())
-            assert in_flight.wait(60)
-            with hanging([pid_of(cluster, victim)]):
-                cluster.wait_until(lambda: not all(one.ready for one in cluster.status().instances), "the Conductor to notice")
-                time.sleep(LONGEST_GAP_S)
-            tokens, _ = answer.result()
-        assert tokens == generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS).token_ids
-        until_whole(cluster)
+def test_where_there_is_nobody_else_streams_wait_for_what_hangs_and_go_on(lonely: Cluster, victim: str) -> None:
+    prompt, in_flight = random_prompt(1, 300, 10, 250), Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(stream, lonely, prompt, OUTPUT_TOKENS, lambda count: count > OUTPUT_TOKENS // 9 and in_flight.set())
+        assert in_flight.wait(60)
+        with hanging([pid_of(lonely, victim)]):
+            lonely.wait_until(lambda: not all(one.ready for one in lonely.status().instances), "the Conductor to notice")
+            time.sleep(LONGEST_GAP_S)
+        tokens, _ = answer.result()
+    assert tokens == generate(lonely.grpc_address, lonely.model, prompt, OUTPUT_TOKENS).token_ids
+    until_whole(lonely)
