@@ -312,7 +312,7 @@ class Pod:
             assert container.runs, f"{container.name} has ended: {said()}"
             return self._probed(spec, spec[kind])
 
-        wait_until(probed, f"{container.name}: {kind}", PATIENCE_S, said, spec[kind].get("periodSeconds", 10))
+        wait_until(probed, f"{container.name}: {kind}", PATIENCE_S, said, spec[kind].get("periodSeconds", 1))
 
     def _probed(self, spec: Object, probe: Object) -> bool:
         if "exec" in probe:
