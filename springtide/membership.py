@@ -21,7 +21,7 @@ from springtide.metrics import VALKEY_UP
 from springtide.slices import slices
 from springtide.supervision import end, supervised
 from springtide.telemetry import FewWarnings
-from springtide.valkey import UNREACHABLE, ValkeyClient
+from springtide.valkey import UNREACHABLE, ValkeyClient, member_key
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Membership:
         self._credentials = credentials
         self._warnings = FewWarnings(logger)
         self._read = lru_cache(maxsize=_KNOWN_RECORDS)(self._parse)
-        self._prefix = f"{cluster}:member:"
+        self._cluster = cluster
         self._lease_s = lease_s
         self._heartbeat: asyncio.Task[None] | None = None
         self._announced: Member | None = None
@@ -121,7 +121,7 @@ class Membership:
     async def members(self) -> list[Member] | None:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
-            keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
+            keys = [key async for key in self._redis.scan_iter(match=member_key(self._cluster, "*", "*"), count=_READ_AT_ONCE)]
             values = [value for some in slices(keys, _READ_AT_ONCE) for value in await self._fetch(keys=some, args=[MAX_RECORD_BYTES])]
         except UNREACHABLE as error:
             logger.debug("membership cannot be read: %s", error)
@@ -176,7 +176,7 @@ class Membership:
         await self._redis.aclose()
 
     def _key(self, role: MemberRole, member_id: str) -> str:
-        return f"{self._prefix}{role}:{member_id}"
+        return member_key(self._cluster, role, member_id)
 
     def _key_of(self, member: Member) -> str:
         return self._key(member.role, member.member_id)

@@ -116,6 +116,11 @@ def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPoo
     return SentinelConnectionPool(service, sentinel, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
 
 
+def member_key(cluster: str, role: str, member_id: str) -> str:
+    """Of a member's record (springtide.membership)."""
+    return f"{cluster}:member:{role}:{member_id}"
+
+
 def hosts_in_the_clear(url: str) -> list[str]:
     """Those that the URL names, where it is one without TLS; of Sentinels, for the master may be as far away as they are."""
     parts = urlsplit(url)

@@ -1,7 +1,7 @@
 """announced.py CONFIG ROLE: whether the pod's process of this role is in the cluster's membership, which it is as long as it can serve.
 
-While Valkey cannot be asked it counts as if it were: the cluster goes on with the members that it had, and so should its pods. Of
-`springtide.membership`, which takes longer to import than to ask, it knows the key.
+While Valkey cannot be asked it counts as if it were: the cluster goes on with the members that it had, and so should its pods.
+`springtide.membership` is not asked, for it takes longer to import than an answer.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from springtide.valkey import UNREACHABLE, ValkeyClient
+from springtide.valkey import UNREACHABLE, ValkeyClient, member_key
 
 
 async def announced(url: str, key: str) -> bool:
@@ -23,5 +23,4 @@ async def announced(url: str, key: str) -> bool:
 
 
 config, role, name = yaml.safe_load(Path(sys.argv[1]).read_text()), sys.argv[2], os.environ["POD_NAME"]
-key = f"{config['cluster']}:member:{role}:{name}"
-sys.exit(0 if asyncio.run(announced(config["redis_url"], key)) else f"{role} {name} is not announced")
+sys.exit(0 if asyncio.run(announced(config["redis_url"], member_key(config["cluster"], role, name))) else f"{role} {name} is not announced")
