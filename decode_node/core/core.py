@@ -312,7 +312,7 @@ class DecodeCore:
 
     def load(self, slots_total: int, slots_available: int) -> Load:
         """How the node is doing; these slots, and more, only the store knows."""
-        running = tokens = idle_awaiting = 0
+        running = tokens = 0
         promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens
         idle = self._holders.idle
         for attempt in self._holders:
@@ -325,13 +325,11 @@ class DecodeCore:
             elif attempt.phase == "reserving" and attempt.attempt_id not in self._claims:
                 promised += attempt.request.num_blocks
         for attempt in self._attempts.values():
-            if attempt.phase == "awaiting" and attempt.idle:
-                idle_awaiting += 1
-            elif attempt.phase == "awaiting":
+            if attempt.phase == "awaiting" and not attempt.idle:
                 promised += attempt.request.num_blocks - attempt.shared_blocks + attempt.growth_blocks(block_tokens)
         return Load(
             running=running,
-            waiting=len(self._attempts) - len(idle) - idle_awaiting - running,
+            waiting=sum(not attempt.idle for attempt in self._attempts.values()) - running,
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             slots_total=slots_total,
@@ -438,14 +436,13 @@ class DecodeCore:
         ):
             if attempt.waits or self._room_comes(now):
                 self._attempts[attempt_id] = attempt
-                growth = attempt.growth_blocks(self._settings.block_tokens)
                 self._claims.wait(
                     attempt_id,
                     request.num_blocks,
                     attempt.requested_at,
                     self._slot_deadline(attempt),
                     tenant=request.tenant,
-                    growth_blocks=growth,
+                    growth_blocks=attempt.growth_blocks(self._settings.block_tokens),
                     continues=request.continues,
                 )
             else:

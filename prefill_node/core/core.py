@@ -346,24 +346,25 @@ class PrefillCore:
     def _awaits(self, attempt: PrefillAttempt) -> bool:
         """Whether it is to wait for another one; if not, others may wait for it from now on."""
         underway = self._shared.longest(attempt)
-        if underway is None or not self._is_worth(attempt, underway):
-            self._shared.lead(attempt)
+        if underway is not None and self._follows(attempt, underway):
+            return True
+        self._shared.lead(attempt)
+        return False
+
+    def _follows(self, attempt: PrefillAttempt, underway: Underway) -> bool:
+        """Has it wait for the leader, if less time is waited in all like that. Else what is spared is computed twice: before, so that the
+        leader waits for that, too, or after what the leader has left to compute of it."""
+        leader, shared = self._attempts.get(underway.leader_id), underway.blocks * self._block_tokens
+        there_blocks = max([underway.committed, attempt.shared_blocks, *(source.num_blocks for source in attempt.start.sources)])
+        there, computed = there_blocks * self._block_tokens, underway.committed * self._block_tokens if leader is None else leader.computed
+        spared_ms, waited_ms = self._policy.work_ms(shared, there), self._policy.work_ms(shared, computed)
+        if spared_ms <= WORTH_AWAITING * self.cost.fixed_ms or waited_ms > 2 * spared_ms:
             return False
+        attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, there)
+        attempt.due_at = self._policy.due_at(attempt)
         attempt.phase, attempt.shared_blocks = "awaiting", underway.blocks
         self._shared.follow(attempt, underway.leader_id)
         return True
-
-    def _is_worth(self, attempt: PrefillAttempt, underway: Underway) -> bool:
-        """Whether less time is waited in all if the attempt waits for the leader. Else what is spared is computed twice: before,
-        so that the leader waits for that, too, or after what the leader has left to compute of it."""
-        block_tokens, leader = self._block_tokens, self._attempts.get(underway.leader_id)
-        there = max([underway.committed, attempt.shared_blocks, *(source.num_blocks for source in attempt.start.sources)])
-        computed = underway.committed * block_tokens if leader is None else leader.computed
-        spared_ms = self._policy.work_ms(underway.blocks * block_tokens, there * block_tokens)
-        waited_ms = self._policy.work_ms(underway.blocks * block_tokens, computed)
-        attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, there * block_tokens)
-        attempt.due_at = self._policy.due_at(attempt)
-        return spared_ms > WORTH_AWAITING * self.cost.fixed_ms and waited_ms <= 2 * spared_ms
 
     def _go_on(self, now: float) -> None:
         for attempt_id, blocks in self._shared.take_ready():

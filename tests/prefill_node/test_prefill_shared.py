@@ -38,6 +38,15 @@ def leading(node: Node, num_tokens: int = 60, *, local_blocks: int = 0, idle: bo
     return run
 
 
+def behind_another(node: Node, *, source_blocks: int = 0) -> RunPass:
+    """The first pass of one that is more urgent than `first`, a long prompt, which has its slots; the source has sent nothing yet."""
+    node.tell(start("other", 90, budget_ms=30.0))
+    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
+    node.tell(start("first", 95, text=BOOK, source_blocks=source_blocks))
+    node.tell(Acquired(FIRST, slots(12), 0, source_blocks))
+    return run
+
+
 def test_who_begins_alike_waits_until_that_is_computed_and_then_finds_it() -> None:
     node = Node()
     run = leading(node)
@@ -113,10 +122,7 @@ def test_who_is_in_idle_capacity_is_waited_for_by_its_like_alone() -> None:
 def test_what_others_wait_for_is_computed_as_soon_as_they_would_have_done_it() -> None:
     """A long prompt waits behind a shorter one; then a short one comes that begins as the long one."""
     node = Node()
-    node.tell(start("other", 90, budget_ms=30.0))
-    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
-    node.tell(start("first", 95, text=BOOK))
-    node.tell(Acquired(FIRST, slots(12), 0, 0))
+    run = behind_another(node)
     (run,) = only(end(node, run), RunPass)
     assert rows(run)[0][0] == "other"
     assert asked(node.tell(start("second", 26, text=BOOK, budget_ms=5.0))) == []
@@ -140,10 +146,7 @@ def test_what_the_one_before_fetches_is_waited_for_until_it_is_there_and_no_long
 
 def test_when_less_of_it_arrives_the_rest_is_computed_first() -> None:
     node = Node()
-    node.tell(start("other", 90, budget_ms=30.0))
-    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
-    node.tell(start("first", 95, text=BOOK, source_blocks=6))
-    node.tell(Acquired(FIRST, slots(12), 0, 6))
+    run = behind_another(node, source_blocks=6)
     assert asked(node.tell(start("second", 45, text=BOOK, budget_ms=7.0))) == []
     assert asked(node.tell(FetchTruncated(FIRST, 3))) == []
     (run,) = only(end(node, run), RunPass)
@@ -160,10 +163,7 @@ def test_nobody_waits_for_one_that_is_far_behind_what_a_source_has() -> None:
 
 def test_a_follower_that_has_left_makes_nobody_urgent() -> None:
     node = Node()
-    node.tell(start("other", 90, budget_ms=30.0))
-    (run,) = only(node.tell(Acquired(AttemptId("other"), slots(12), 0, 0)), RunPass)
-    node.tell(start("first", 95, text=BOOK))
-    node.tell(Acquired(FIRST, slots(12), 0, 0))
+    run = behind_another(node)
     node.tell(start("second", 26, text=BOOK, budget_ms=5.0))
     node.tell(AbortAttempt(AttemptId("second")))
     (run,) = only(end(node, run), RunPass)

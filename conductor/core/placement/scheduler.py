@@ -232,15 +232,16 @@ class Scheduler:
             bytes_per_block=settings.bytes_per_block,
             assumed_bytes_per_s=settings.transfer_bytes_per_s,
         )
-        estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best, self._twin)
         held = matches.blocks_by_bit()
         in_dram = self._index.match_in_dram(request.reusable_keys).blocks_by_bit() if self._index.has_ssd else None
         rates, factors = transfers.rates_from(source), self._state.queue_bias.table if self._policy.foresees_wait else None
 
-        def estimate(held: Ints, in_dram: Ints | None, estimates: PrefillEstimates) -> None:
+        def estimate(held: Ints, in_dram: Ints | None) -> PrefillEstimates:
+            estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best, self._twin)
             _native.estimate_prefills(columns.instances.view, held, in_dram, transfers.links.view, rates, factors, asked, estimates)
+            return estimates
 
-        estimate(held, in_dram, estimates)
+        estimates = estimate(held, in_dram)
         self._count_coming(request, held, in_dram, now, estimate, estimates)
         return estimates
 
@@ -250,7 +251,7 @@ class Scheduler:
         held: Ints,
         in_dram: Ints | None,
         now: float,
-        estimate: Callable[[Ints, Ints | None, PrefillEstimates], None],
+        estimate: Callable[[Ints, Ints | None], PrefillEstimates],
         estimates: PrefillEstimates,
     ) -> None:
         """Where the prompt's beginning is being computed, it need not be again, but is to be waited for: where that is sooner, `estimates`,
@@ -265,13 +266,12 @@ class Scheduler:
                 wait_ms.append(max(0.0, 1000.0 * (one.at - now)))
         if not rows:
             return
-        bits, later = self._prefill.instances.bit[rows], estimates.copy()
-        held = held.copy()
+        bits, held = self._prefill.instances.bit[rows], held.copy()
         held[bits] = blocks
         if in_dram is not None:
             in_dram = in_dram.copy()
             in_dram[bits] = blocks
-        estimate(held, in_dram, later)
+        later = estimate(held, in_dram)
         later.queue_ms[rows] = np.maximum(later.queue_ms[rows], wait_ms)
         later.ttft_ms[rows] = later.queue_ms[rows] + later.transfer_ms[rows] + later.prefill_ms[rows]
         sooner = np.array(rows, np.int64)[(later.ttft_ms[rows] < estimates.ttft_ms[rows]) & (later.branch[rows] != FETCH)]

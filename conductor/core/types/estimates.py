@@ -121,10 +121,6 @@ class _Estimates(Sequence[_Row]):
         chosen = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
         return type(self)(**{**columns, **chosen, "instance_ids": tuple(self.instance_ids[row] for row in rows.tolist())})
 
-    def copy(self) -> Self:
-        """The same, with columns of its own."""
-        return self.picked(np.arange(len(self)))
-
     def replace(self, rows: Ints, others: Self) -> None:
         """Takes these rows' figures from `others`, which are of the same instances."""
         for column in fields(self):  # type: ignore[arg-type]
