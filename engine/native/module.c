@@ -4,24 +4,36 @@
 #include <omp.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 const Kernels *kernels = NULL;
 
+enum { INSTRUCTION_SETS = 3 };
+
+/* Linux lets a process have tiles that asks for them: their contents are more to keep than it would otherwise have room for. */
+static int may_use_tiles(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    return !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+
 /* Those that this CPU can run, the best first; how many there are. */
-static int runnable(const Kernels *found[2]) {
+static int runnable(const Kernels *found[INSTRUCTION_SETS]) {
     int count = 0;
     __builtin_cpu_init();
     const int fma = __builtin_cpu_supports("fma") != 0;
     if (fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16")) {
+        if (__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) found[count++] = &AMX_BF16;
         found[count++] = &AVX512_BF16;
+    }
     if (fma && __builtin_cpu_supports("avx2")) found[count++] = &AVX2;
     return count;
 }
 
 static PyObject *instruction_sets(PyObject *module, PyObject *nothing) {
     (void)module, (void)nothing;
-    const Kernels *found[2];
+    const Kernels *found[INSTRUCTION_SETS];
     const int count = runnable(found);
     PyObject *names = PyTuple_New(count);
     for (int i = 0; names && i < count; i++) {
@@ -41,7 +53,7 @@ static PyObject *instruction_set(PyObject *module, PyObject *nothing) {
 static PyObject *use(PyObject *module, PyObject *args) {
     (void)module;
     const char *name;
-    const Kernels *found[2];
+    const Kernels *found[INSTRUCTION_SETS];
     if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
     for (int i = runnable(found); i-- > 0;) {
         if (strcmp(found[i]->instruction_set, name)) continue;
@@ -85,7 +97,7 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__native(void) {
-    const Kernels *found[2];
+    const Kernels *found[INSTRUCTION_SETS];
     if (runnable(found)) kernels = found[0];
     if (PyType_Ready(&Plan_Type) || PyType_Ready(&Layers_Type)) return NULL;
     PyObject *module = PyModule_Create(&definition);

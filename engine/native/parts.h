@@ -65,7 +65,7 @@ typedef struct {
     void (*place)(const Attention *of);
 } Kernels;
 
-extern const Kernels AVX512_BF16, AVX2;
+extern const Kernels AMX_BF16, AVX512_BF16, AVX2;
 
 /* Those that are used; NULL where this CPU can run none. */
 extern const Kernels *kernels;

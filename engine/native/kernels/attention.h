@@ -198,6 +198,78 @@ INLINE uint64_t sight(const Attention *of, Py_ssize_t position, Py_ssize_t first
 
 INLINE Floats largest(const Floats scores[4]) { return larger(larger(scores[0], scores[1]), larger(scores[2], scores[3])); }
 
+/* From the tile's largest scores, as powers of two, to what is subtracted from each score; what was summed up before fades accordingly. A
+ * query that has seen nothing yet has no largest score, and nothing of it to fade. */
+static void raise_tops(const Attention *of, const Scratch *scratch, Py_ssize_t begin, Py_ssize_t end) {
+    const Floats scale = all_of(of->score_scale), never = all_of(-INFINITY);
+    for (Py_ssize_t q = begin; q < end; q += 16) {
+        const Places part = part_of(end - q);
+        const Floats before = load_part(scratch->tops + q, part);
+        const Floats after = larger(before, mul(scale, load_part(scratch->bases + q, part)));
+        store_part(scratch->tops + q, part, after);
+        store_part(scratch->bases + q, part, where_apart(after, never, after));
+        store_part(scratch->fadings + q, part, where_apart(before, never, exp2_of(sub(before, after))));
+    }
+}
+
+/* The weights of a query's keys in the tile, of which its sum of weights becomes more. */
+INLINE void weights_of(const Attention *of, const Scratch *scratch, Py_ssize_t query, uint32_t shares[KEYS / 2]) {
+    const Floats base = all_of(scratch->bases[query]), scale = all_of(of->score_scale);
+    const float *scores = scratch->scores + query * KEYS;
+    Floats powers[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) powers[c] = exp2_of(mul_sub(load(scores + 16 * c), scale, base));
+    float *weight = scratch->weights + query * 16;
+    const Floats added = add(add(powers[0], powers[1]), add(powers[2], powers[3]));
+    store(weight, mul_add(load(weight), all_of(scratch->fadings[query]), added));
+    store_pairs(shares, powers[0], powers[1]);
+    store_pairs(shares + 16, powers[2], powers[3]);
+}
+
+#ifdef SUMS_IN_TILES
+static void score(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query, const uint64_t *seen) {
+    const int dim = of->plan->head_dim;
+    float *to = scratch->scores + query * KEYS;
+    tile_product(rows, (TileProduct){.sums = to,
+                                     .left = (const uint32_t *)(scratch->queries + query * dim),
+                                     .right = scratch->keys,
+                                     .sums_pitch = KEYS,
+                                     .left_pitch = dim / 2,
+                                     .right_pitch = KEYS,
+                                     .tiles = dim / 2 / TILE,
+                                     .fresh = 1});
+    for (int r = 0; r < rows; r++, to += KEYS) {
+        Floats scores[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            scores[c] = load(to + 16 * c);
+            if (seen) store(to + 16 * c, scores[c] = where_set((uint16_t)(seen[query + r] >> 16 * c), scores[c], all_of(-INFINITY)));
+        }
+        scratch->bases[query + r] = largest_of(largest(scores));
+    }
+}
+
+static void weigh(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query) {
+    const Py_ssize_t pitch = padded(of->plan);
+    uint32_t shares[TOGETHER][KEYS / 2] __attribute__((aligned(64)));
+    float *to = scratch->sums + query * pitch;
+    for (int r = 0; r < rows; r++) {
+        weights_of(of, scratch, query + r, shares[r]);
+        if (scratch->fadings[query + r] == 1.0f) continue;
+        const Floats fading = all_of(scratch->fadings[query + r]);
+        for (Py_ssize_t column = 0; column < pitch; column += 16) store(to + r * pitch + column, mul(load(to + r * pitch + column), fading));
+    }
+    for (Py_ssize_t column = 0; column < pitch; column += COLUMNS) {
+        tile_product(rows, (TileProduct){.sums = to + column,
+                                         .left = shares[0],
+                                         .right = scratch->values + column,
+                                         .sums_pitch = pitch,
+                                         .left_pitch = KEYS / 2,
+                                         .right_pitch = pitch,
+                                         .tiles = KEYS / 2 / TILE});
+    }
+}
+#else
 /* The scores of queries [query, query + rows) with the tile's keys, and the largest of each; `seen` is NULL where each sees all of it. */
 INLINE void score_rows(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query, const uint64_t *seen) {
     const int dim = of->plan->head_dim;
@@ -216,39 +288,13 @@ INLINE void score_rows(int rows, const Attention *of, const Scratch *scratch, Py
     }
 }
 
-/* From the tile's largest scores, as powers of two, to what is subtracted from each score; what was summed up before fades accordingly. A
- * query that has seen nothing yet has no largest score, and nothing of it to fade. */
-static void raise_tops(const Attention *of, const Scratch *scratch, Py_ssize_t begin, Py_ssize_t end) {
-    const Floats scale = all_of(of->score_scale), never = all_of(-INFINITY);
-    for (Py_ssize_t q = begin; q < end; q += 16) {
-        const Places part = part_of(end - q);
-        const Floats before = load_part(scratch->tops + q, part);
-        const Floats after = larger(before, mul(scale, load_part(scratch->bases + q, part)));
-        store_part(scratch->tops + q, part, after);
-        store_part(scratch->bases + q, part, where_apart(after, never, after));
-        store_part(scratch->fadings + q, part, where_apart(before, never, exp2_of(sub(before, after))));
-    }
-}
-
 /* Adds the tile's values to the sums of queries [query, query + rows), each by its weight. */
 INLINE void weigh_rows(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query) {
     const Py_ssize_t pitch = padded(of->plan);
-    const Floats scale = all_of(of->score_scale);
     uint32_t shares[TOGETHER][KEYS / 2] __attribute__((aligned(64)));
     Floats sums[TOGETHER][4];
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        const Floats base = all_of(scratch->bases[query + r]);
-        const float *scores = scratch->scores + (query + r) * KEYS;
-        Floats powers[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) powers[c] = exp2_of(mul_sub(load(scores + 16 * c), scale, base));
-        float *weight = scratch->weights + (query + r) * 16;
-        const Floats added = add(add(powers[0], powers[1]), add(powers[2], powers[3]));
-        store(weight, mul_add(load(weight), all_of(scratch->fadings[query + r]), added));
-        store_pairs(shares[r], powers[0], powers[1]);
-        store_pairs(shares[r] + 16, powers[2], powers[3]);
-    }
+    for (int r = 0; r < rows; r++) weights_of(of, scratch, query + r, shares[r]);
     for (Py_ssize_t column = 0; column < pitch; column += COLUMNS) {
         float *to = scratch->sums + query * pitch + column;
 #pragma GCC unroll 6
@@ -282,21 +328,32 @@ ATTEND(4)
 ATTEND(5)
 ATTEND(6)
 
+static void score(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query, const uint64_t *seen) {
+    static void (*const run[])(const Attention *, const Scratch *, Py_ssize_t, const uint64_t *) = {NULL,    score_1, score_2, score_3,
+                                                                                                score_4, score_5, score_6};
+    run[rows](of, scratch, query, seen);
+}
+
+static void weigh(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query) {
+    static void (*const run[])(const Attention *, const Scratch *, Py_ssize_t) = {NULL, weigh_1, weigh_2, weigh_3, weigh_4, weigh_5, weigh_6};
+    run[rows](of, scratch, query);
+}
+#endif
+
 enum { FEW_QUERIES = 12 };
 
 /* Step by step for all of them, so that what one run waits for is hidden behind the others. */
 static void attend(const Attention *of, const Scratch *scratch, Py_ssize_t begin, Py_ssize_t end, const uint64_t *seen, Ahead *ahead, int lines) {
-    static void (*const score[])(const Attention *, const Scratch *, Py_ssize_t, const uint64_t *) = {NULL,    score_1, score_2, score_3,
-                                                                                                  score_4, score_5, score_6};
-    static void (*const weigh[])(const Attention *, const Scratch *, Py_ssize_t) = {NULL, weigh_1, weigh_2, weigh_3, weigh_4, weigh_5, weigh_6};
     int rows;
     for (Py_ssize_t q = begin; q < end; q += rows) {
-        score[rows = (int)together(end - q)](of, scratch, q, seen);
+        rows = (int)together(end - q);
+        score(rows, of, scratch, q, seen);
         for (int i = 0; i < lines; i++) prefetch_ahead(ahead);
     }
     raise_tops(of, scratch, begin, end);
     for (Py_ssize_t q = begin; q < end; q += rows) {
-        weigh[rows = (int)together(end - q)](of, scratch, q);
+        rows = (int)together(end - q);
+        weigh(rows, of, scratch, q);
         for (int i = 0; i < lines; i++) prefetch_ahead(ahead);
     }
 }
@@ -433,6 +490,7 @@ static void attention_share(const Attention *of, const Cut *cut, AttentionTurns 
     for (Py_ssize_t i; (i = __atomic_fetch_add(&turns->piece, 1, __ATOMIC_RELAXED)) < cut->num_pieces;) {
         run_piece(of, cut, &cut->pieces[i], &scratch);
     }
+    end_products();
     if (!cut->num_splits) return;
 #pragma omp barrier
     for (Py_ssize_t i = 0; i < cut->num_splits; i++) join(of, cut, &cut->splits[i], &scratch);

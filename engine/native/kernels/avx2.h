@@ -2,6 +2,8 @@
  * and rounded as the bfloat16 instructions round. */
 #pragma once
 #pragma GCC target("avx2,fma")
+
+enum { TOGETHER = 6 };
 #include "tiles.h"
 #include <immintrin.h>
 #include <string.h>
@@ -238,7 +240,7 @@ INLINE __m256 numbers_of(const uint32_t *right, int second) {
 }
 
 /* So many rows read the right side as it lies, from its beginning to its end; more read some columns, then the next ones. */
-enum { STREAMING = 1 };
+enum { STREAMING = 1, FEW = 4 * TOGETHER, FEW_PAIRS = 96 };
 
 /* How many registers of columns so many rows take at once: what stays of the 16 is for numbers of both sides. */
 INLINE int registers_of(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
@@ -296,3 +298,5 @@ INLINE void product(int rows, Floats sums[TOGETHER][4], const uint32_t *left, Py
         }
     }
 }
+
+INLINE void end_products(void) {}

@@ -52,6 +52,9 @@ INLINE void few_rows(int rows, const Part *part, Py_ssize_t row, float *unfinish
     }
 }
 
+#ifdef SUMS_IN_TILES
+#define RUN_ROWS(rows, ...) few_rows(rows, __VA_ARGS__)
+#else
 #define ROWS(n)                                                                                                              \
     static __attribute__((noinline)) void rows_##n(const Part *part, Py_ssize_t row, float *unfinished, Prefetch prefetch) { \
         few_rows(n, part, row, unfinished, prefetch);                                                                        \
@@ -63,21 +66,24 @@ ROWS(4)
 ROWS(5)
 ROWS(6)
 
+static void (*const rows_of[])(const Part *, Py_ssize_t, float *, Prefetch) = {NULL, rows_1, rows_2, rows_3, rows_4, rows_5, rows_6};
+#define RUN_ROWS(rows, ...) rows_of[rows](__VA_ARGS__)
+#endif
+
 static void run_rows(const Part *part, Py_ssize_t begin, Py_ssize_t end, float *unfinished, const uint32_t *next) {
-    static void (*const run[])(const Part *, Py_ssize_t, float *, Prefetch) = {NULL, rows_1, rows_2, rows_3, rows_4, rows_5, rows_6};
     int lines = next ? COLUMNS / 16 : 0;
     for (int runs = (int)((end - begin + TOGETHER - 1) / TOGETHER); begin < end; runs--) {
         const int rows = (int)together(end - begin), share = (lines + runs - 1) / runs;
-        run[rows](part, begin, unfinished, (Prefetch){next, share});
+        RUN_ROWS(rows, part, begin, unfinished, (Prefetch){next, share});
         begin += rows, unfinished += rows * COLUMNS, lines -= share;
         if (next) next += share * 16 * part->count;
     }
 }
 
-/* Of so few rows the sums of a panel lie aside while its next pairs come: so many at a time that they stay in the nearest cache for all
- * rows. Weights are read from memory, and one run would wait for them while the others leave the memory idle: what comes next is prefetched
+/* Of FEW rows at most the sums of a panel lie aside while its next pairs come: FEW_PAIRS at a time, which stay in a near cache for all rows.
+ * Weights are read from memory, and one run would wait for them while the others leave the memory idle: what comes next is prefetched
  * meanwhile. Where a single run reads them as they lie, that is left to the hardware. */
-enum { FEW = 4 * TOGETHER, FEW_PAIRS = 96, SHARED_ROWS = 8 };
+enum { SHARED_ROWS = 8 };
 
 static void run_panel(const Product *of, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t panel, int last) {
     float unfinished[FEW * COLUMNS] __attribute__((aligned(64)));
@@ -108,4 +114,5 @@ static void product_share(const Product *of, Py_ssize_t *next) {
             at = past;
         }
     }
+    end_products();
 }

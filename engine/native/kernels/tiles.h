@@ -1,11 +1,9 @@
-/* The shape of the one product that attention and the matrix products are made of. */
+/* The shape of the one product that attention and the matrix products are made of. Who includes this has said how many rows one run takes
+ * at most (TOGETHER). */
 #pragma once
 #include "../parts.h"
 
 #define INLINE static inline __attribute__((always_inline))
-
-/* Rows that one run takes. */
-enum { TOGETHER = 6 };
 
 /* What comes next is prefetched while a product is computed: so many cache lines with each pair. */
 typedef struct {
