@@ -28,7 +28,8 @@ DTYPE = "bfloat16" if _native.instruction_sets() else "float32"
 ARENA = "64MiB"
 NOTES = (
     f"1 prefill and 1 decode node of SmolLM2-135M-Instruct in {DTYPE}, each with an arena of {ARENA}, admission `baseline`, on one machine "
-    f"with the clients. {REQUESTS} requests in each round and on each side, {PROMPT_TOKENS[0]} to {PROMPT_TOKENS[1]} tokens of prompt that "
+    "with the clients. Tokens are not guessed: how many guesses are right depends on the text, which is another one on each side. "
+    f"{REQUESTS} requests in each round and on each side, {PROMPT_TOKENS[0]} to {PROMPT_TOKENS[1]} tokens of prompt that "
     f"nobody has asked before and {', '.join(map(str, OUTPUT_TOKENS[:-1]))} or {OUTPUT_TOKENS[-1]} tokens of output: of the same lengths "
     f"on both sides, by {MANY} clients and by {FEW}, of whom each asks for the next when it has its answer; who begins changes from round "
     "to round. A request has failed that is answered by anything but all of its tokens. Throughput is that of the tokens of all answers, "
@@ -87,7 +88,8 @@ def main() -> None:
     arguments = parser.parse_args()
     remark = others_at_work()
     seen: dict[int, list[Phase]] = {MANY: [], FEW: []}
-    with Cluster(prefill=1, decode=1, dtype=DTYPE, kv={"arena_size": ARENA}, conductor={"admission": "baseline"}) as cluster:
+    settings = {"kv": {"arena_size": ARENA}, "conductor": {"admission": "baseline"}, "decode_node": {"speculation": "off"}}
+    with Cluster(prefill=1, decode=1, dtype=DTYPE, **settings) as cluster:
         model = cluster.model
         phase(cluster, model, 0, FEW, FEW)  # what comes first in a new cluster is slower
         for number in range(1, arguments.rounds + 1):

@@ -18,7 +18,7 @@ HARDWARE = load("a100-llama2-70b")
 
 def run(requests: list[SimRequest], stages: int, prefill: int = 1, **prefill_node: float) -> Cluster:
     workload = Workload("test", BLOCK, requests)
-    config = {"conductor.admission": "baseline", "prefill_node.stages": stages}
+    config = {"conductor.admission": "baseline", "prefill_node.stages": stages, "prefill_node.chunk_tokens": CHUNK}
     config |= {f"prefill_node.{name}": value for name, value in prefill_node.items()}
     cluster = Cluster(workload, options_of(Plan(workload, HARDWARE, prefill, 1, config=config)))
     cluster.run()
