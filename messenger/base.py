@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from springtide.errors import PeerLost, SpringtideError
+from springtide.values import value_class
 
 
 class TransferTimeout(SpringtideError):
@@ -58,7 +59,7 @@ class Region:
             raise ValueError(f"Region.memory has {self.memory.nbytes} bytes, not {len(self.generations)} granules of {self.granule}")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Slice:
     """`length` bytes at `local_offset` of the own region and `remote_offset` of the peer's, within one remote granule of `generation`."""
 
@@ -68,7 +69,7 @@ class Slice:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Completion:
     """What came of a batch. `num_bytes` were moved; `failed` maps the index of a slice to its error (StaleHandle, CorruptBytes); all others
     are done. What a failed slice of a read left in its local bytes is undefined. A batch that failed as a whole raises instead (PeerLost,
@@ -110,7 +111,7 @@ class Endpoint:
             raise ValueError(f"not a Messenger endpoint ({error!r}): {text[:200]}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Traffic:
     """What has come through between this process and a peer, whoever opened the connections."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from messenger._native import SliceBatch
 from messenger.arena_memory import FdServer, SharedMemory, attach_session, attached
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.batch import completion_of, native_batch
@@ -35,18 +36,17 @@ would take."""
 class _ShmCopy:
     """A batch that is copied in shares, by several threads at once. A share is a range of its bytes, all its slices being one row."""
 
-    def __init__(self, batch: Sequence[Slice], local: np.ndarray, remote: Region, inward: bool) -> None:
-        """`inward`: from `remote` to `local`, which are mapped until every `run` has returned. Raises InvalidSlice."""
-        self._batch = batch
+    def __init__(self, work: SliceBatch, local: np.ndarray, remote: Region, outward: bool) -> None:
+        """`outward`: from `local` to `remote`, which are mapped until every `run` has returned."""
+        self._work = work
         self._local = local
         self._remote = remote
-        self._inward = inward
-        self._work = native_batch(batch, local.nbytes, remote.memory.nbytes, remote.granule)
-        self.num_bytes = self._work.num_bytes
+        self._outward = outward
+        self.num_bytes: int = work.num_bytes
 
     def run(self, begin: int, end: int) -> None:
         """Copies bytes [begin, end)."""
-        self._work.copy(self._local, self._remote.memory, self._remote.generations, not self._inward, begin, end)
+        self._work.copy(self._local, self._remote.memory, self._remote.generations, self._outward, begin, end)
 
     def run_all(self, shares: Iterator[tuple[int, int]]) -> None:
         """Copies one share after another; several threads may do so with the same iterator (of a list: it is drawn from under the GIL)."""
@@ -56,10 +56,6 @@ class _ShmCopy:
     def stop(self) -> None:
         """Lets every `run` return soon, those to come at once."""
         self._work.stop()
-
-    def completion(self) -> Completion:
-        """What came of the batch, after all of it was copied."""
-        return completion_of(self._work, self._batch, self._remote.granule)
 
 
 class ShmConnection(Connection):
@@ -83,35 +79,37 @@ class ShmConnection(Connection):
         return self._lost is None
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        return await self._copy(batch, inward=True, timeout_s=timeout_s)
+        return await self._copy(batch, False, timeout_s)
 
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
         if notify is None:
-            return await self._copy(batch, inward=False, timeout_s=timeout_s)
+            return await self._copy(batch, True, timeout_s)
         self._raise_if_lost()
-        return await self._notices.after(partial(self._copy, batch, False), notify, timeout_s, f"a write to {self._peer}")
+        return await self._notices.after(partial(self._copy, batch, True), notify, timeout_s, f"a write to {self._peer}")
 
     async def close(self) -> None:
         self._fail(PeerLost(f"the connection to {self._peer} was closed here"))
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
-    async def _copy(self, batch: Sequence[Slice], inward: bool, timeout_s: float) -> Completion:
+    async def _copy(self, batch: Sequence[Slice], outward: bool, timeout_s: float) -> Completion:
         self._raise_if_lost()
-        work = _ShmCopy(batch, self._region.memory, self._memory.region, inward)
+        local, remote = self._region.memory, self._memory.region
+        work = native_batch(batch, local.nbytes, remote.memory.nbytes, remote.granule)
         if work.num_bytes <= _SHARE_BYTES:
-            work.run(0, work.num_bytes)
+            work.copy(local, remote.memory, remote.generations, outward, 0, work.num_bytes)
         else:
-            copying = self._copies[work] = asyncio.ensure_future(self._copy_in_shares(work))
-            verb = "reading from" if inward else "writing to"
+            copy = _ShmCopy(work, local, remote, outward)
+            copying = self._copies[copy] = asyncio.ensure_future(self._copy_in_shares(copy))
+            verb = "writing to" if outward else "reading from"
             try:
                 await run_to_rest(copying, timeout_s, work.stop, f"{verb} {self._peer} {work.num_bytes} bytes", work.stop)
             finally:
-                del self._copies[work]
+                del self._copies[copy]
         if self._lost is None and self._stream.at_end():
             self._fail(PeerLost(f"lost {self._peer}: it closed while a batch was in flight"))
         self._raise_if_lost()
-        return work.completion()
+        return completion_of(work, batch, remote.granule)
 
     async def _copy_in_shares(self, work: _ShmCopy) -> None:
         """Copies in turns with whatever else the loop does. Helpers take shares from the same row, once they have woken up."""
