@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.experiments import throughput
+from benchmarks.experiments import kept, throughput
 from benchmarks.experiments.throughput import (
     COUPLED,
     UNCHUNKED,
@@ -28,6 +28,11 @@ HARDWARE = load("a100-llama2-70b")
 SMALL, LARGE = Setting(256, "cache-aware", "lru"), Setting(4096, "least-loaded", "hit-density")
 WHOLE = Setting(WHOLE_PROMPT_TOKENS, "cache-aware", "lru")
 OBJECTIVES = Objectives(1000.0, 100.0)
+
+
+@pytest.fixture(autouse=True)
+def kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "DIRECTORY", tmp_path / "kept")
 
 
 def summary(ttft_ms: float, p90_ms: float, p99_ms: float, rejected: int = 0) -> dict[str, Any]:
@@ -97,3 +102,22 @@ def test_the_page_names_the_best_setting(tmp_path: Path, monkeypatch: pytest.Mon
         assert f"| {COUPLED}, {found.best[percentile]} | 1 |" in page
     overview = "\n".join(throughput._overview({"few": found}))
     assert all(f"1 or more ({setting})" in overview for setting in found.best.values())
+
+
+RUNS: list[Plan] = []
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    RUNS.append(plan)
+    return {"ttft_ms_p90": 0.1 + 0.2, "most": None}
+
+
+def test_a_run_is_kept_as_long_as_nothing_has_changed_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [Plan(generate("poisson", rate, 10.0, seed=1), HARDWARE, 1, 1) for rate in (1.0, 2.0)]
+    wanted = run(plans[0])
+    for depends, runs in (("one", 2), ("one", 0), ("another", 2), (None, 2), (None, 2), ("one", 0)):
+        monkeypatch.setattr(kept, "_depends", lambda depends=depends: depends)
+        RUNS.clear()
+        assert [kept.kept(run, plan) for plan in plans] == [wanted, wanted]
+        assert len(RUNS) == runs
+    assert len(list(kept.DIRECTORY.iterdir())) == 4
