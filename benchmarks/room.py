@@ -21,7 +21,7 @@ from engine import _native
 from tests.support.cluster import Cluster
 
 MANY, FEW = 16, 8
-ROUNDS, REQUESTS = 3, 48
+ROUNDS, REQUESTS = 3, 32
 PROMPT_TOKENS, OUTPUT_TOKENS = (40, 400), (100, 200, 400, 1200)
 DTYPE = "bfloat16" if _native.instruction_sets() else "float32"
 """What this machine computes in: without the C kernels bfloat16 is many times slower than float32."""
