@@ -54,6 +54,9 @@ of them, whose steps leave less to prompts then, and the others none of their ti
 _CONCENTRATED_UP_TO = 0.6
 """Of the objective for the time between tokens, what the steps of such an instance may take: the rest is for prompts that it gets all the
 same."""
+_GATHERED_UP_TO = 1.2
+"""Of the shortest step that there is, what the steps of an instance may take where outputs are gathered though there is no need to: a few
+more in a batch cost them hardly anything, and an instance without any computes prompts as fast as it can."""
 SETTLED = 0.8
 """Of the objective for the time between tokens, what the steps of a node may take to which a request moves because its own node's take
 longer than that."""
@@ -484,15 +487,17 @@ def _waits_there(alternatives: Alternatives, prefill: int, decode: DecodeEstimat
 
 
 def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
-    """The row for an output where instances do both; None: it is left to the policy. A prompt that stays is handed over to nobody, and
-    whatever continues it finds all of it in one place. Where outputs are concentrated, they go to the instance that has most of them yet,
-    and keeps to its part of the objective."""
+    """The row for an output where instances do both; None: it is left to the policy. Outputs go to the instance that has most of them yet,
+    as long as its steps are hardly longer than any other's, or, where outputs are concentrated, keep to their part of the objective. A
+    prompt that stays is handed over to nobody, and whatever continues it finds all of it in one place."""
     decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
-    if alternatives.concentrates:
-        both = np.isin(roomy, alternatives.prefills.twin)
-        within = roomy[both & (decodes.tbt_ms[roomy] <= _CONCENTRATED_UP_TO * objective_ms) & (decodes.batch[roomy] > 1)]
-        if len(within) and both.all():
-            return _native.best_row(within, ">>", decodes.batch, decodes.prefix_blocks)
+    if np.isin(roomy, alternatives.prefills.twin).all():
+        tbt_ms, most_ms = decodes.tbt_ms[roomy], _CONCENTRATED_UP_TO * objective_ms
+        if not alternatives.concentrates:
+            most_ms = min(most_ms, _GATHERED_UP_TO * float(tbt_ms.min()))
+        fuller = roomy[(tbt_ms <= most_ms) & (decodes.batch[roomy] > 1)]
+        if len(fuller):
+            return _native.best_row(fuller, ">>", decodes.batch, decodes.prefix_blocks)
     stays = twin in roomy and decodes.tbt_ms[twin] <= objective_ms
     return twin if stays else None
 
