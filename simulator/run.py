@@ -25,7 +25,8 @@ from springtide.stage_layers import configured_split
 PAPER_TTFT_SLO_MS, PAPER_TBT_SLO_MS = 30_000.0, 100.0
 """arXiv 2407.00079, section 8: 30 s to the first token, 0.1 s a token."""
 SIMULATED_CHUNK_TOKENS = 8192
-"""What engines of such devices have in a step by default; with outputs in it, their objective bounds it further."""
+"""Most tokens of a step if nothing else is said. Springtide bounds steps with outputs in them by the outputs' objective besides; coupled
+instances, which know of none, take it as it is."""
 _BYTES_OF_A_VALUE = 2
 """The caches of all hardware models are of bfloat16."""
 

@@ -11,10 +11,14 @@ const Kernels *kernels = NULL;
 
 enum { INSTRUCTION_SETS = 3 };
 
-/* Linux lets a process have tiles that asks for them: their contents are more to keep than it would otherwise have room for. */
+/* Linux lets a process have tiles that asks for them: their contents are more to keep than it would otherwise have room for. It is asked once,
+ * when the module is imported; from then on Linux takes no stack for signals that is too small for them. */
 static int may_use_tiles(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    return !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+    static int asked = 0, may = 0;
+    if (!asked) may = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+    asked = 1;
+    return may;
 }
 
 /* Those that this CPU can run, the best first; how many there are. */

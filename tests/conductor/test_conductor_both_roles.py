@@ -114,6 +114,14 @@ def test_when_one_of_the_two_is_lost_the_other_still_serves() -> None:
     assert core.scheduler.ready_prefills().node_ids == (NodeId("n0"), NodeId("n1"))
 
 
+@pytest.mark.parametrize(("running", "decode"), [(0, "n1"), (1, "n2"), (5, "n1")], ids=["none", "one", "many"])
+def test_an_output_goes_where_others_are_as_long_as_steps_are_hardly_longer_there(running: int, decode: str) -> None:
+    core = cluster(nodes=3)
+    hold(core, "n1", keys_of(100))
+    report(core, "n2", Role.DECODE, running=running, tokens=20 * running)
+    assert pair(core) == ("n1.prefill", decode, decode == "n1")
+
+
 def test_outputs_are_concentrated_once_prompts_want_the_time_of_the_others() -> None:
     """A prompt takes 4 s of prefill, and a step of the few that run some 15 of the 200 ms."""
     core = cluster(nodes=4, admission="baseline")

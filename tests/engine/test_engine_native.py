@@ -257,7 +257,7 @@ def test_products_are_those_of_plain_torch(sizes: tuple[int, int, int], has_bias
 
 
 @needs_kernels
-@pytest.mark.parametrize("inputs", [2, 190, 192, 194, 386, 600])
+@pytest.mark.parametrize("inputs", [2, 190, 192, 194, 386, 600, 768, 770, 1190])
 @pytest.mark.parametrize("outputs", [1, 64, 200, 330])
 def test_a_row_s_product_does_not_depend_on_its_company(threads: Any, inputs: int, outputs: int) -> None:
     """To the last bit: however many rows and threads share a panel, and in however many parts its pairs are taken."""
@@ -272,8 +272,38 @@ def test_a_row_s_product_does_not_depend_on_its_company(threads: Any, inputs: in
         alone = torch.cat([product(row[None]) for row in x])
         for count in (1, 3, 5):
             threads(count)
-            for rows in (*range(1, 27), 60, 119, 120, 121, 130):
+            for rows in (*range(1, 27), 31, 32, 33, 48, 60, 64, 65, 119, 120, 121, 130):
                 assert torch.equal(product(x[:rows]), alone[:rows]), (count, rows)
+
+
+@needs_kernels
+def test_a_row_s_product_does_not_depend_on_how_many_pieces_there_are(threads: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1300, 770, generator=generator).bfloat16()
+    product = backends.native().ops.linear(torch.randn(70, 770, generator=generator).bfloat16(), None)
+    for count in (1, 3):
+        threads(count)
+        alone = torch.cat([product(part) for part in x.split(20)])
+        for rows in (640, 641, 1300):
+            assert torch.equal(product(x[:rows]), alone[:rows]), (count, rows)
+
+
+@needs_kernels
+def test_torch_s_own_products_in_between_change_nothing(threads: Any) -> None:
+    """Where torch computes with the same units of the CPU, whoever comes next finds them as it needs them."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(count, 96, generator=generator).bfloat16() for count in (70, 130))
+    query = torch.randn(1, 2, 70, 64, generator=generator).bfloat16()
+    product = backends.native().ops.linear(weight, None)
+    for count in (1, 3):
+        threads(count)
+        ours, theirs = product(x), torch.nn.functional.linear(x, weight)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        for rows in (70, 5, 33, 70):
+            assert torch.equal(product(x[:rows]), ours[:rows])
+            assert torch.equal(torch.nn.functional.linear(x, weight), theirs)
+            assert torch.equal(product(x[:rows]), ours[:rows])
+            assert torch.equal(torch.nn.functional.scaled_dot_product_attention(query, query, query), attended)
 
 
 @needs_kernels

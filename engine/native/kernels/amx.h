@@ -16,6 +16,9 @@ enum { TILE = 16 };
 /* While one part of a few rows' product is computed, from the second cache, the next one is on its way there. */
 enum { STREAMING = 0, FEW = 64, FEW_PAIRS = 384 };
 
+/* A row's sums must not depend on how many rows are beside it: parts end where tiles do. */
+_Static_assert(FEW_PAIRS % TILE == 0 && TOGETHER == 2 * TILE && COLUMNS == 4 * TILE && KEYS % (2 * TILE) == 0, "whole tiles");
+
 /* What `_tile_loadconfig` reads. */
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -23,8 +26,8 @@ typedef struct {
     uint8_t rows[16];
 } Shapes;
 
-/* What was written is in memory: the compiler does not know that tile instructions read it. */
-INLINE void write_all(void) { __asm__ volatile("" ::: "memory"); }
+/* For the compiler: what was written is in memory from here on. It does not know that tile instructions read it. */
+INLINE void settle_memory(void) { __asm__ volatile("" ::: "memory"); }
 
 /* The number of rows for which this thread's tiles are shaped; 0: they are not. */
 static __thread int shaped = 0;
@@ -38,7 +41,7 @@ static void shape_tiles(int rows) {
     const uint8_t narrow[] = {first, first, first, first, first, TILE, TILE, TILE}, wide[] = {first, first, second, second, first, second, TILE, TILE};
     memcpy(shapes.rows, second ? wide : narrow, sizeof wide);
     for (int i = 0; i < 8; i++) shapes.row_bytes[i] = TILE * sizeof(float);
-    write_all();
+    settle_memory();
     _tile_loadconfig(&shapes);
     shaped = rows;
 }
@@ -47,10 +50,6 @@ static void shape_tiles(int rows) {
 static void end_products(void) {
     if (shaped) _tile_release();
     shaped = 0;
-}
-
-INLINE void prefetch_lines(Prefetch prefetch, int begin, int end) {
-    for (int line = begin; line < end; line++) _mm_prefetch(prefetch.next + 16 * line, _MM_HINT_T1);
 }
 
 /* A product's sides and sums. `sums` are of rows that lie `sums_pitch` apart; `fresh`: they begin at 0, whatever is there. */
@@ -137,10 +136,14 @@ static void wide_product(TileProduct *of) {
     }
 }
 
+#undef SUMS
+#undef ROWS_AT
+#undef COLUMNS_AT
+
 /* Of whole tiles, in memory. */
 static void tile_product(int rows, TileProduct of) {
     shape_tiles(rows);
-    write_all();
+    settle_memory();
     if (rows <= TILE)
         narrow_product(&of);
     else
@@ -148,7 +151,7 @@ static void tile_product(int rows, TileProduct of) {
 }
 
 /* sums [rows][64] += left [rows][pairs] times right [pairs][64], both of pairs of bfloat16. The pairs that do not fill a tile come last, in
- * vectors. */
+ * vectors; what they could have prefetched is left to the hardware. */
 static void product(int rows, Floats sums[TOGETHER][4], const uint32_t *left, Py_ssize_t left_pitch, const uint32_t *right,
                     Py_ssize_t right_pitch, int pairs, Prefetch prefetch) {
     const int tiles = pairs / TILE;

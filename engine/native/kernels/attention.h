@@ -227,6 +227,7 @@ INLINE void weights_of(const Attention *of, const Scratch *scratch, Py_ssize_t q
 }
 
 #ifdef SUMS_IN_TILES
+/* The scores of queries [query, query + rows) with the tile's keys, and the largest of each; `seen` is NULL where each sees all of it. */
 static void score(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query, const uint64_t *seen) {
     const int dim = of->plan->head_dim;
     float *to = scratch->scores + query * KEYS;
@@ -249,6 +250,7 @@ static void score(int rows, const Attention *of, const Scratch *scratch, Py_ssiz
     }
 }
 
+/* Adds the tile's values to the sums of queries [query, query + rows), each by its weight. */
 static void weigh(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query) {
     const Py_ssize_t pitch = padded(of->plan);
     uint32_t shares[TOGETHER][KEYS / 2] __attribute__((aligned(64)));
@@ -270,7 +272,6 @@ static void weigh(int rows, const Attention *of, const Scratch *scratch, Py_ssiz
     }
 }
 #else
-/* The scores of queries [query, query + rows) with the tile's keys, and the largest of each; `seen` is NULL where each sees all of it. */
 INLINE void score_rows(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query, const uint64_t *seen) {
     const int dim = of->plan->head_dim;
     Floats sums[TOGETHER][4];
@@ -288,7 +289,6 @@ INLINE void score_rows(int rows, const Attention *of, const Scratch *scratch, Py
     }
 }
 
-/* Adds the tile's values to the sums of queries [query, query + rows), each by its weight. */
 INLINE void weigh_rows(int rows, const Attention *of, const Scratch *scratch, Py_ssize_t query) {
     const Py_ssize_t pitch = padded(of->plan);
     uint32_t shares[TOGETHER][KEYS / 2] __attribute__((aligned(64)));
@@ -404,8 +404,9 @@ static void walk(const Attention *of, const Piece *piece, const Scratch *scratch
             Scratch shifted = *scratch;
             shifted.queries += query * plan->head_dim, shifted.sums += query * padded(plan);
             shifted.tops += query, shifted.weights += query * 16;
+            const Py_ssize_t runs = (queries + TOGETHER - 1) / TOGETHER;
             attend(of, &shifted, from * group, to * group, whole ? NULL : seen, &ahead,
-                   few ? 0 : (int)(KEYS * plan->head_dim / 32 * TOGETHER / (2 * queries) + 1));
+                   few ? 0 : (int)(KEYS * plan->head_dim / 32 / (2 * runs) + 1));
         }
     }
 }

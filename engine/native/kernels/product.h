@@ -80,11 +80,11 @@ static void run_rows(const Part *part, Py_ssize_t begin, Py_ssize_t end, float *
     }
 }
 
+enum { SHARED_ROWS = 8 };
+
 /* Of FEW rows at most the sums of a panel lie aside while its next pairs come: FEW_PAIRS at a time, which stay in a near cache for all rows.
  * Weights are read from memory, and one run would wait for them while the others leave the memory idle: what comes next is prefetched
  * meanwhile. Where a single run reads them as they lie, that is left to the hardware. */
-enum { SHARED_ROWS = 8 };
-
 static void run_panel(const Product *of, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t panel, int last) {
     float unfinished[FEW * COLUMNS] __attribute__((aligned(64)));
     const Py_ssize_t rows = end - begin, most = rows > STREAMING && rows <= FEW ? FEW_PAIRS : of->pairs;
