@@ -490,8 +490,10 @@ def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
     """The row for an output where instances do both; None: it is left to the policy. Outputs go to the instance that has most of them yet,
     as long as its steps are hardly longer than any other's, or, where outputs are concentrated, keep to their part of the objective. A
     prompt that stays is handed over to nobody, and whatever continues it finds all of it in one place."""
-    decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
-    if np.isin(roomy, alternatives.prefills.twin).all():
+    decodes, objective_ms, twins = alternatives.decodes, alternatives.tbt_slo_ms, alternatives.prefills.twin
+    both = np.zeros(len(decodes), np.bool_)
+    both[twins[twins >= 0]] = True
+    if both[roomy].all():
         tbt_ms, most_ms = decodes.tbt_ms[roomy], _CONCENTRATED_UP_TO * objective_ms
         if not alternatives.concentrates:
             most_ms = min(most_ms, _GATHERED_UP_TO * float(tbt_ms.min()))
