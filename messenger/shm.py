@@ -8,7 +8,7 @@ memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,29 +33,8 @@ _SHARE_BYTES = 4 << 20
 would take."""
 
 
-class _ShmCopy:
-    """A batch that is copied in shares, by several threads at once. A share is a range of its bytes, all its slices being one row."""
-
-    def __init__(self, work: SliceBatch, local: np.ndarray, remote: Region, outward: bool) -> None:
-        """`outward`: from `local` to `remote`, which are mapped until every `run` has returned."""
-        self._work = work
-        self._local = local
-        self._remote = remote
-        self._outward = outward
-        self.num_bytes: int = work.num_bytes
-
-    def run(self, begin: int, end: int) -> None:
-        """Copies bytes [begin, end)."""
-        self._work.copy(self._local, self._remote.memory, self._remote.generations, self._outward, begin, end)
-
-    def run_all(self, shares: Iterator[tuple[int, int]]) -> None:
-        """Copies one share after another; several threads may do so with the same iterator (of a list: it is drawn from under the GIL)."""
-        for begin, end in shares:
-            self.run(begin, end)
-
-    def stop(self) -> None:
-        """Lets every `run` return soon, those to come at once."""
-        self._work.stop()
+Copy = Callable[[int, int], None]
+"""Copies bytes [begin, end) of a batch, all its slices being one row; several threads may copy different ones at once."""
 
 
 class ShmConnection(Connection):
@@ -71,7 +50,7 @@ class ShmConnection(Connection):
         self._options = options
         self._lost: PeerLost | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._copies: dict[_ShmCopy, asyncio.Future[Any]] = {}
+        self._copies: dict[SliceBatch, asyncio.Future[Any]] = {}
         self._notices = NoticeSender(stream, peer, self._fail, self._check_peer)
 
     @property
@@ -79,45 +58,45 @@ class ShmConnection(Connection):
         return self._lost is None
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        return await self._copy(batch, False, timeout_s)
+        return await self._copy(batch, timeout_s, outward=False)
 
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
         if notify is None:
-            return await self._copy(batch, True, timeout_s)
+            return await self._copy(batch, timeout_s, outward=True)
         self._raise_if_lost()
-        return await self._notices.after(partial(self._copy, batch, True), notify, timeout_s, f"a write to {self._peer}")
+        return await self._notices.after(partial(self._copy, batch, outward=True), notify, timeout_s, f"a write to {self._peer}")
 
     async def close(self) -> None:
         self._fail(PeerLost(f"the connection to {self._peer} was closed here"))
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
-    async def _copy(self, batch: Sequence[Slice], outward: bool, timeout_s: float) -> Completion:
+    async def _copy(self, batch: Sequence[Slice], timeout_s: float, outward: bool) -> Completion:
         self._raise_if_lost()
         local, remote = self._region.memory, self._memory.region
         work = native_batch(batch, local.nbytes, remote.memory.nbytes, remote.granule)
+        copy: Copy = partial(work.copy, local, remote.memory, remote.generations, outward)
         if work.num_bytes <= _SHARE_BYTES:
-            work.copy(local, remote.memory, remote.generations, outward, 0, work.num_bytes)
+            copy(0, work.num_bytes)
         else:
-            copy = _ShmCopy(work, local, remote, outward)
-            copying = self._copies[copy] = asyncio.ensure_future(self._copy_in_shares(copy))
+            copying = self._copies[work] = asyncio.ensure_future(self._copy_in_shares(copy, work.num_bytes))
             verb = "writing to" if outward else "reading from"
             try:
                 await run_to_rest(copying, timeout_s, work.stop, f"{verb} {self._peer} {work.num_bytes} bytes", work.stop)
             finally:
-                del self._copies[copy]
+                del self._copies[work]
         if self._lost is None and self._stream.at_end():
             self._fail(PeerLost(f"lost {self._peer}: it closed while a batch was in flight"))
         self._raise_if_lost()
         return completion_of(work, batch, remote.granule)
 
-    async def _copy_in_shares(self, work: _ShmCopy) -> None:
+    async def _copy_in_shares(self, copy: Copy, num_bytes: int) -> None:
         """Copies in turns with whatever else the loop does. Helpers take shares from the same row, once they have woken up."""
         loop = asyncio.get_running_loop()
-        shares = iter([(begin, min(begin + _SHARE_BYTES, work.num_bytes)) for begin in range(0, work.num_bytes, _SHARE_BYTES)])
-        helpers = [loop.run_in_executor(self._pool, work.run_all, shares) for _ in range(self._options.helpers)]
+        shares = iter([(begin, min(begin + _SHARE_BYTES, num_bytes)) for begin in range(0, num_bytes, _SHARE_BYTES)])
+        helpers = [loop.run_in_executor(self._pool, _copy_each, copy, shares) for _ in range(self._options.helpers)]
         for begin, end in shares:
-            work.run(begin, end)
+            copy(begin, end)
             await asyncio.sleep(0)
         await asyncio.gather(*helpers)
 
@@ -240,6 +219,12 @@ class ShmTransport(Transport):
             await self._server.close()
         for pool in (self._attachers, self._pool):
             await asyncio.to_thread(pool.shutdown)
+
+
+def _copy_each(copy: Copy, shares: Iterator[tuple[int, int]]) -> None:
+    """One share after another; several threads may do so with the same iterator (of a list: it is drawn from under the GIL)."""
+    for begin, end in shares:
+        copy(begin, end)
 
 
 def _is_stopped(pid: int) -> bool:

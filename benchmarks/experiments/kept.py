@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -17,11 +18,12 @@ DIRECTORY = CHECKOUT / ".cache" / "experiments"
 
 
 def kept(run: Callable[[Plan], dict[str, Any]], plan: Plan) -> dict[str, Any]:
-    """What `run`, a function of a module, makes of the plan: figures that JSON can hold. Of code that is not committed nothing is kept."""
+    """What `run`, a function of a module, makes of the plan: figures that JSON can hold. Of code that is not committed nothing is kept, and
+    of another `run` nothing is found."""
     depends = _depends()
     if depends is None:
         return run(plan)
-    name = hashlib.sha256(pickle.dumps((depends, run.__module__, run.__qualname__, plan))).hexdigest()
+    name = hashlib.sha256(pickle.dumps((depends, inspect.getsource(run), plan))).hexdigest()
     path = DIRECTORY / f"{name}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())

@@ -15,9 +15,8 @@ enum { INSTRUCTION_SETS = 3 };
  * when the module is imported; from then on Linux takes no stack for signals that is too small for them. */
 static int may_use_tiles(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    static int asked = 0, may = 0;
-    if (!asked) may = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
-    asked = 1;
+    static int may = -1;
+    if (may < 0) may = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
     return may;
 }
 

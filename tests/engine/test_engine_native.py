@@ -320,7 +320,8 @@ def test_a_gate_takes_extreme_values() -> None:
 @needs_kernels
 def test_the_demo_model_computes_the_same_with_and_without_the_kernels(demo_info: ModelInfo, demo_bf16: Harness) -> None:
     plain = Harness(load_model(demo_info, "bfloat16", kernels="plain"), demo_bf16.spec, num_slots=20)
-    assert demo_bf16.runner.model.backend.kernels.startswith("native ") and plain.runner.model.backend.kernels == "torch"
+    assert demo_bf16.runner.model.backend.kernels.removeprefix("native ") in backends._native.instruction_sets()
+    assert plain.runner.model.backend.kernels == "torch"
     demo_bf16.foul()
     prompt = random_prompt(7, 300)
     ours = demo_bf16.prefill(prompt, demo_bf16.slots(300), chunk=128)

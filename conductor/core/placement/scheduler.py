@@ -486,14 +486,23 @@ def _waits_there(alternatives: Alternatives, prefill: int, decode: DecodeEstimat
     return int(own[0]) if len(own) and own[0] in fit_prefill else prefill
 
 
+def _do_both(rows: Ints, alternatives: Alternatives) -> bool:
+    """Whether all of these decode instances prefill, too. Where none does, nothing is looked up."""
+    twins = alternatives.prefills.twin
+    twins = twins[twins >= 0]
+    if len(twins) < len(rows):
+        return False
+    prefills = np.zeros(len(alternatives.decodes), np.bool_)
+    prefills[twins] = True
+    return bool(prefills[rows].all())
+
+
 def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
     """The row for an output where instances do both; None: it is left to the policy. Outputs go to the instance that has most of them yet,
     as long as its steps are hardly longer than any other's, or, where outputs are concentrated, keep to their part of the objective. A
     prompt that stays is handed over to nobody, and whatever continues it finds all of it in one place."""
-    decodes, objective_ms, twins = alternatives.decodes, alternatives.tbt_slo_ms, alternatives.prefills.twin
-    both = np.zeros(len(decodes), np.bool_)
-    both[twins[twins >= 0]] = True
-    if both[roomy].all():
+    decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
+    if _do_both(roomy, alternatives):
         tbt_ms, most_ms = decodes.tbt_ms[roomy], _CONCENTRATED_UP_TO * objective_ms
         if not alternatives.concentrates:
             most_ms = min(most_ms, _GATHERED_UP_TO * float(tbt_ms.min()))

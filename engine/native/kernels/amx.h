@@ -63,8 +63,23 @@ typedef struct {
 
 #define SUMS(instruction, tile, row, column) \
     instruction(tile, of->sums + (row) * of->sums_pitch + (column), of->sums_pitch * (Py_ssize_t)sizeof(float))
+/* Tiles 0 and 1 of sums side by side, 2 and 3 as well, which begin at that row and column. */
+#define ALL_SUMS(instruction, row, column)             \
+    do {                                               \
+        SUMS(instruction, 0, 0, 0);                    \
+        SUMS(instruction, 1, 0, TILE);                 \
+        SUMS(instruction, 2, row, column);             \
+        SUMS(instruction, 3, row, (column) + TILE);    \
+    } while (0)
 #define ROWS_AT(tile, row) _tile_loadd(tile, left + (row) * of->left_pitch, of->left_pitch * (Py_ssize_t)sizeof(uint32_t))
 #define COLUMNS_AT(tile, column) _tile_loadd(tile, right + (column), of->right_pitch * (Py_ssize_t)sizeof(uint32_t))
+
+INLINE void zero_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
 
 INLINE void prefetch_share(Prefetch prefetch, int share, int shares) {
     const int lines = TILE * prefetch.lines;
@@ -74,17 +89,10 @@ INLINE void prefetch_share(Prefetch prefetch, int share, int shares) {
 /* At most 16 rows. */
 static void narrow_product(const TileProduct *of) {
     const uint32_t *left = of->left, *right = of->right;
-    if (of->fresh) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        SUMS(_tile_loadd, 0, 0, 0);
-        SUMS(_tile_loadd, 1, 0, TILE);
-        SUMS(_tile_loadd, 2, 0, 2 * TILE);
-        SUMS(_tile_loadd, 3, 0, 3 * TILE);
-    }
+    if (of->fresh)
+        zero_sums();
+    else
+        ALL_SUMS(_tile_loadd, 0, 2 * TILE);
     for (int tile = 0; tile < of->tiles; tile++, left += TILE, right += TILE * of->right_pitch) {
         prefetch_share(of->prefetch, tile, 1);
         ROWS_AT(4, 0);
@@ -97,27 +105,17 @@ static void narrow_product(const TileProduct *of) {
         COLUMNS_AT(5, 3 * TILE);
         _tile_dpbf16ps(3, 4, 5);
     }
-    SUMS(_tile_stored, 0, 0, 0);
-    SUMS(_tile_stored, 1, 0, TILE);
-    SUMS(_tile_stored, 2, 0, 2 * TILE);
-    SUMS(_tile_stored, 3, 0, 3 * TILE);
+    ALL_SUMS(_tile_stored, 0, 2 * TILE);
 }
 
 /* More of them: 32 of the columns, then the others. */
 static void wide_product(TileProduct *of) {
     for (int half = 0; half < 2; half++, of->sums += 2 * TILE, of->right += 2 * TILE) {
         const uint32_t *left = of->left, *right = of->right;
-        if (of->fresh) {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        } else {
-            SUMS(_tile_loadd, 0, 0, 0);
-            SUMS(_tile_loadd, 1, 0, TILE);
-            SUMS(_tile_loadd, 2, TILE, 0);
-            SUMS(_tile_loadd, 3, TILE, TILE);
-        }
+        if (of->fresh)
+            zero_sums();
+        else
+            ALL_SUMS(_tile_loadd, TILE, 0);
         for (int tile = 0; tile < of->tiles; tile++, left += TILE, right += TILE * of->right_pitch) {
             prefetch_share(of->prefetch, half * of->tiles + tile, 2);
             ROWS_AT(4, 0);
@@ -129,13 +127,11 @@ static void wide_product(TileProduct *of) {
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        SUMS(_tile_stored, 0, 0, 0);
-        SUMS(_tile_stored, 1, 0, TILE);
-        SUMS(_tile_stored, 2, TILE, 0);
-        SUMS(_tile_stored, 3, TILE, TILE);
+        ALL_SUMS(_tile_stored, TILE, 0);
     }
 }
 
+#undef ALL_SUMS
 #undef SUMS
 #undef ROWS_AT
 #undef COLUMNS_AT

@@ -240,7 +240,7 @@ INLINE __m256 numbers_of(const uint32_t *right, int second) {
 }
 
 /* So many rows read the right side as it lies, from its beginning to its end; more read some columns, then the next ones. */
-enum { STREAMING = 1, FEW = 4 * TOGETHER, FEW_PAIRS = 96 };
+enum { STREAMING = 1 };
 
 /* How many registers of columns so many rows take at once: what stays of the 16 is for numbers of both sides. */
 INLINE int registers_of(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
@@ -298,5 +298,3 @@ INLINE void product(int rows, Floats sums[TOGETHER][4], const uint32_t *left, Py
         }
     }
 }
-
-INLINE void end_products(void) {}

@@ -8,7 +8,7 @@ enum { TOGETHER = 6 };
 #define INSTRUCTION_SET "AVX-512 bfloat16"
 
 /* So many rows and fewer read the right side as it lies, from its beginning to its end. */
-enum { STREAMING = TOGETHER, FEW = 4 * TOGETHER, FEW_PAIRS = 96 };
+enum { STREAMING = TOGETHER };
 
 /* sums [rows][64] += left [rows][pairs] times right [pairs][64], both of pairs of bfloat16. */
 INLINE void product(int rows, Floats sums[TOGETHER][4], const uint32_t *left, Py_ssize_t left_pitch, const uint32_t *right,
@@ -26,5 +26,3 @@ INLINE void product(int rows, Floats sums[TOGETHER][4], const uint32_t *left, Py
         }
     }
 }
-
-INLINE void end_products(void) {}

@@ -55,6 +55,10 @@ INLINE void few_rows(int rows, const Part *part, Py_ssize_t row, float *unfinish
 #ifdef SUMS_IN_TILES
 #define RUN_ROWS(rows, ...) few_rows(rows, __VA_ARGS__)
 #else
+enum { FEW = 4 * TOGETHER, FEW_PAIRS = 96 };
+
+INLINE void end_products(void) {}
+
 #define ROWS(n)                                                                                                              \
     static __attribute__((noinline)) void rows_##n(const Part *part, Py_ssize_t row, float *unfinished, Prefetch prefetch) { \
         few_rows(n, part, row, unfinished, prefetch);                                                                        \
