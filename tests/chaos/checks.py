@@ -194,7 +194,7 @@ def cluster_becomes_whole(history: History) -> Iterator[Violation]:
         if point.not_whole is not None:
             yield Violation("cluster", point.not_whole, point.at_s)
     topology, seen = history.topology, {name for sample in history.samples for name in sample.ready}
-    for name in (*topology.prefill, *topology.decode, *topology.gateways, "valkey"):
+    for name in (*topology.engines, *topology.gateways, "valkey"):
         if history.calm_points and name not in seen:
             yield Violation("cluster", f"{name} was never seen to be ready", history.calm_points[-1].at_s)
     if history.calm_points and not seen.intersection(topology.conductors):
@@ -202,7 +202,7 @@ def cluster_becomes_whole(history: History) -> Iterator[Violation]:
 
 
 def stores_are_sound(history: History) -> Iterator[Violation]:
-    stores = (*history.topology.prefill, *history.topology.decode)
+    stores = history.topology.engines
     for point in history.calm_points:
         for store, verdict in sorted({**dict.fromkeys(stores, "not verified"), **point.verdicts}.items()):
             if verdict != "sound":
@@ -211,7 +211,7 @@ def stores_are_sound(history: History) -> Iterator[Violation]:
 
 def processes_do_not_grow(history: History) -> Iterator[Violation]:
     """Each from its second calm point to its last: until the first, and from there to the second, it warms up."""
-    engines = (*history.topology.prefill, *history.topology.decode)
+    engines = history.topology.engines
     seen: dict[int, list[tuple[float, ProcessState]]] = {}
     for point in history.calm_points:
         for state in point.processes:
@@ -443,7 +443,7 @@ def excuses(history: History) -> dict[str, Excuses]:
     result = {}
     for name in history.topology.gateways:
         nobody = [*absent(history, "decode"), *absent(history, "gateway", name), *history.own_stalls]
-        decode, nodes = history.topology.decode, (*history.topology.prefill, *history.topology.decode)
+        decode, nodes = history.topology.decode, history.topology.engines
         of_prompts, of_streams = (merged([*nobody, *_unplaced(history, name, lost_by)]) for lost_by in (nodes, decode))
         result[name] = Excuses(of_prompts, of_streams)
     return result

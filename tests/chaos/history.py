@@ -218,7 +218,7 @@ class Aftermath:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Names of processes by what they do."""
+    """Names of processes by what they do; an instance that does both is among either."""
 
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
@@ -226,6 +226,10 @@ class Topology:
     gateways: tuple[str, ...]
     gateway_in_conductor: bool = False
     """The gateway lives and dies with conductor-0."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.prefill, *self.decode)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from tests.chaos.cluster import SUPERVISOR, ClusterUnderTest
 from tests.chaos.history import Injection
 from tests.chaos.isolation import isolated
 from tests.chaos.plan import DUTY_CYCLE_S, Fault
+from tests.support.moves import move
 
+MOVE_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.1
 """How often a cut looks for connections that were made since."""
 _KERNELS_PREF = 20
@@ -99,6 +101,8 @@ class Nemesis:
                 await self._fill_disk(fault)
             case "flood":
                 self._flood(fault.amount)
+            case "move":
+                await self._move(fault)
             case "pause" | "flush" | "malformed record":
                 await self._break_valkey(fault)
 
@@ -148,6 +152,18 @@ class Nemesis:
             for process in reversed(stopped):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
+
+    # ---- orders ----
+
+    async def _move(self, fault: Fault) -> None:
+        """Has so many of the target's sequences go on elsewhere, again and again: no fault, but what is to go well under any."""
+        until, told = time.monotonic() + fault.for_s, 0
+        while time.monotonic() < until:
+            with contextlib.suppress(redis.RedisError):
+                told += await asyncio.to_thread(move, self._cluster.up, fault.target, fault.amount)
+            await asyncio.sleep(MOVE_AGAIN_S)
+        if not told:
+            raise NotInjected(f"nothing that could move ran at {fault.target}")
 
     # ---- the network ----
 

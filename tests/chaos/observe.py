@@ -198,8 +198,7 @@ def held(topology: Topology, pages: Mapping[tuple[str, str], str | None]) -> dic
             found[f"{process} metrics"] = 1.0
             continue
         families = {family.name: family for family in text_string_to_metric_families(page)}
-        beside = _HELD["gateway"] if role == "conductor" and topology.gateway_in_conductor else ()
-        for metric, labels in (*_HELD[role], *beside):
+        for metric, labels in (*_HELD[role], *_held_beside(topology, role, name)):
             shown = f"{metric}{{{','.join(labels.values())}}}" if labels else metric
             value = _gauge(families.get(metric), labels)
             if value is None:
@@ -209,11 +208,18 @@ def held(topology: Topology, pages: Mapping[tuple[str, str], str | None]) -> dic
     return found
 
 
+def _held_beside(topology: Topology, role: str, name: str) -> tuple[tuple[str, dict[str, str]], ...]:
+    """Of another role that the same process has."""
+    if role == "conductor" and topology.gateway_in_conductor:
+        return _HELD["gateway"]
+    return _HELD["prefill"] if role == "decode" and name in topology.prefill else ()
+
+
 def _expected(topology: Topology) -> Iterator[tuple[str, str]]:
-    """Who has a metrics page, by role and name: a gateway beside the Conductor has that one's."""
-    yield from (("prefill", name) for name in topology.prefill)
+    """Who has a metrics page, by role and name: a gateway beside the Conductor has that one's, and what prefills and decodes one page."""
     yield from (("decode", name) for name in topology.decode)
-    yield from (("store", name) for name in (*topology.prefill, *topology.decode))
+    yield from (("prefill", name) for name in topology.prefill if name not in topology.decode)
+    yield from (("store", name) for name in topology.engines)
     yield from (("conductor", name) for name in topology.conductors)
     yield from (("gateway", name) for name in topology.gateways if not topology.gateway_in_conductor)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "kill", "end", "stop", "slow", "cut", "reset", "narrow", "disk full", "flood", "pause", "flush", "malformed record", "suspend"
+    "kill", "end", "stop", "slow", "cut", "reset", "narrow", "disk full", "flood", "move", "pause", "flush", "malformed record", "suspend"
 ]
 
 LEAD_S = 2.0
@@ -36,7 +36,7 @@ class Fault:
     then_kill: bool = False
     """Stopped for good: replaced by its supervisor after a kill, not woken."""
     amount: int = 0
-    """Requests of a flood; Mbit/s that are left of a network; per cent of the time that who is slowed may run."""
+    """Requests of a flood; sequences that move at once; Mbit/s left of a network; per cent of the time that who is slowed may run."""
 
     @property
     def disables(self) -> bool:
@@ -70,6 +70,8 @@ class Targets:
     valkey: tuple[str, ...] = ("valkey",)
     disks: tuple[str, ...] = ()
     """Nodes with an SSD tier."""
+    movable: tuple[str, ...] = ()
+    """Instances whose sequences can go on at another one."""
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -89,7 +91,9 @@ def _kinds(targets: Targets) -> tuple[Kind, ...]:
     """What dies and what hangs comes more often than the rest."""
     kinds: list[Kind] = ["kill", "kill", "kill", "stop", "stop", "stop", "stop", "end", "slow", "cut", "cut", "reset", "narrow"]
     kinds += ["flood", "pause", "flush", "malformed record", "suspend"]
-    return (*kinds, "disk full") if targets.disks else tuple(kinds)
+    kinds += ["disk full"] if targets.disks else []
+    kinds += ["move", "move"] if targets.movable else []
+    return tuple(kinds)
 
 
 def _endless(kinds: Sequence[Kind], generator: random.Random) -> Iterator[Kind]:
@@ -130,6 +134,8 @@ def _fault(generator: random.Random, kind: Kind, targets: Targets, at_s: float, 
             return Fault(at_s, kind, generator.choice(targets.disks), lasting(4.0, 15.0))
         case "flood":
             return Fault(at_s, kind, "all", amount=generator.choice((16, 24, 32)))
+        case "move":
+            return Fault(at_s, kind, generator.choice(targets.movable), lasting(1.0, 6.0), amount=generator.choice((1, 2, 8)))
         case "pause":
             return Fault(at_s, kind, "valkey", lasting(1.0, 12.0))
         case "flush":

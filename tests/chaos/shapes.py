@@ -22,6 +22,10 @@ BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
 _ROOMY_BYTES = 24 * CONTEXT_TOKENS * BYTES_PER_TOKEN
 _TINY_BYTES = 3 * CONTEXT_TOKENS * BYTES_PER_TOKEN // 2
 SSD_BYTES = 8 << 20
+NODES = 2
+"""Of each role, unless a shape has instances or says another number."""
+_COUNTED = {"prefill": "prefill", "decode": "decode", "instance": "instances"}
+"""Roles, and the settings that say how many nodes they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Shape:
     """Requests wait for room in the pool: gaps are not held against it."""
 
     def configuration(self, model: Path, run_dir: Path, ssd_dir: Path | None) -> dict[str, Any]:
-        settings = merge(base_settings(model, run_dir), self.settings)
+        numbers = {setting: _count(self.settings, role) for role, setting in _COUNTED.items()}
+        settings = merge(base_settings(model, run_dir), {**self.settings, **numbers})
         if self.ssd:
             tier = {"ssd_dir": str(ssd_dir), "ssd_size": SSD_BYTES // 2, "demote_below": 1.0, "demote_until": 1.0}
             settings = merge(settings, {"kv": tier})
@@ -54,8 +59,8 @@ class Shape:
     def topology(self) -> Topology:
         separate = bool(self._get("server", "separate_gateway", False)) or len(self._conductors) > 1
         return Topology(
-            prefill=self._nodes("prefill"),
-            decode=self._nodes("decode"),
+            prefill=(*self._nodes("prefill"), *self._nodes("instance")),
+            decode=(*self._nodes("decode"), *self._nodes("instance")),
             conductors=self._conductors,
             gateways=tuple(f"gateway-{number}" for number in range(self.gateways)),
             gateway_in_conductor=not separate,
@@ -64,9 +69,10 @@ class Shape:
     @property
     def targets(self) -> Targets:
         topology = self.topology
-        engines = (*topology.prefill, *topology.decode)
+        engines = topology.engines
         return Targets(
             engines=engines,
+            movable=topology.decode if len(topology.decode) > 1 else (),
             stores=tuple(f"{engine}-store" for engine in engines),
             children=tuple(f"{name}/{number}" for name in engines for number in range(self._num_children(name))),
             conductors=topology.conductors,
@@ -79,10 +85,10 @@ class Shape:
         return tuple(f"conductor-{number}" for number in range(self._get("conductor", "replicas", 1)))
 
     def _nodes(self, role: str) -> tuple[str, ...]:
-        return tuple(f"{role}-{number}" for number in range(self.settings.get(role, 2)))
+        return tuple(f"{role}-{number}" for number in range(_count(self.settings, role)))
 
     def _num_children(self, engine: str) -> int:
-        section = f"{engine.partition('-')[0]}_node"
+        section = "prefill_node" if engine.startswith("prefill-") else "decode_node"
         return int(self._get(section, "stages", 1)) * int(self._get(section, "tensor_parallel", 1)) - 1
 
     def _get(self, section: str, name: str, default: Any) -> Any:
@@ -90,15 +96,13 @@ class Shape:
 
 
 def base_settings(model: Path, run_dir: Path) -> dict[str, Any]:
-    """Two nodes of each role, and objectives that a busy machine can keep."""
+    """Objectives that a busy machine can keep, and the least threads."""
     return {
         "model": str(model),
         "served_model_name": "tiny",
         "dtype": "float32",
         "device": "cpu",
         "run_dir": str(run_dir),
-        "prefill": 2,
-        "decode": 2,
         "kv": {"block_tokens": BLOCK_TOKENS, "arena_size": _ROOMY_BYTES},
         "prefill_node": {"threads": 1, "chunk_tokens": 256},
         "decode_node": {"threads": 1},
@@ -109,7 +113,7 @@ def base_settings(model: Path, run_dir: Path) -> dict[str, Any]:
 
 SHAPES = (
     Shape("plain", {"server": {"separate_gateway": True}}),
-    Shape("default", {"prefill": 1, "decode": 1}),
+    Shape("default", {"instances": 2}),
     Shape("stages", {"prefill": 1, "prefill_node": {"stages": 2}, "server": {"separate_gateway": True}}),
     Shape("ranks", {"prefill": 1, "decode": 1, "prefill_node": {"tensor_parallel": 2}, "decode_node": {"tensor_parallel": 2}}),
     Shape("conductors", {"conductor": {"replicas": 2, "leader_lease_s": 2.0}}),
@@ -136,12 +140,12 @@ SHAPES = (
 SERIES = (
     "default",
     "gateways",
-    "ssd",
-    "shedding",
+    "default+ssd",
+    "default+shedding",
     "tcp+stages",
     "ranks+gateways",
     "tiny+ssd",
-    "conductors+gateways",
+    "default+conductors",
     "stages+ranks+tcp",
     "plain",
 )
@@ -171,9 +175,10 @@ def named(name: str) -> Shape:
 def mixed(one: Shape, other: Shape) -> Shape:
     """Both at once; where they contradict each other, as `other` says, and the larger of two numbers of nodes and processes."""
     settings = merge(one.settings, other.settings)
-    for role in ("prefill", "decode"):
-        if role in settings:
-            settings[role] = max(one.settings.get(role, 2), other.settings.get(role, 2))
+    for setting in _COUNTED.values():
+        if setting in settings:
+            unsaid = 0 if "instances" in settings else NODES
+            settings[setting] = max(one.settings.get(setting, unsaid), other.settings.get(setting, unsaid))
     return Shape(
         f"{one.name}+{other.name}",
         settings,
@@ -183,6 +188,11 @@ def mixed(one: Shape, other: Shape) -> Shape:
         sheds_load=one.sheds_load or other.sheds_load,
         scarce=one.scarce or other.scarce,
     )
+
+
+def _count(settings: Settings, role: str) -> int:
+    """Where there are instances, of nodes of one role only those that are asked for."""
+    return int(settings.get(_COUNTED[role], 0 if role == "instance" or "instances" in settings else NODES))
 
 
 def merge(under: Settings, over: Settings) -> dict[str, Any]:

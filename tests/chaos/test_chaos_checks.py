@@ -388,6 +388,17 @@ def test_what_is_seen_to_be_held_is_told() -> None:
     assert held(shared, both) == {"conductor-0 springtide_gateway_requests_in_flight": 1.0}
 
 
+def test_an_instance_tells_of_both_kinds_of_work_on_one_page() -> None:
+    instance = replace(TOPOLOGY, prefill=("instance-0",), decode=("instance-0",))
+    seen = {process: page for process, page in pages(instance).items() if process[0] != "prefill"}
+    assert {name for name in held(instance, seen) if name.endswith("is not told")} == {
+        "instance-0 springtide_prefill_attempts_running is not told",
+        "instance-0 springtide_prefill_attempts_waiting is not told",
+    }
+    seen["decode", "instance-0"] = GAUGES["decode"] + GAUGES["prefill"]
+    assert held(instance, seen) == {}
+
+
 def test_an_unsound_store_is_found() -> None:
     assert kinds(history(calm_points=[replace(POINT, verdicts={**POINT.verdicts, "prefill-0": "2 blocks are wrong"})])) == ["verify"]
 

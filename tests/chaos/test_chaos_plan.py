@@ -22,6 +22,7 @@ TARGETS = Targets(
     conductors=("conductor-0", "conductor-1"),
     gateways=("gateway-0",),
     disks=("prefill-0",),
+    movable=("decode-0", "decode-1"),
 )
 
 
@@ -57,20 +58,21 @@ def test_rounds_fill_the_time_that_was_asked_for() -> None:
 def test_every_kind_of_fault_befalls_every_sort_of_process_in_the_long_run() -> None:
     faults = [fault for one in plan(3, TARGETS, 120) for fault in one.faults]
     kinds = {
-        *("kill", "end", "stop", "slow", "cut", "reset", "narrow", "disk full", "flood"),
+        *("kill", "end", "stop", "slow", "cut", "reset", "narrow", "disk full", "flood", "move"),
         *("pause", "flush", "malformed record", "suspend"),
     }
     assert {fault.kind for fault in faults} == kinds
     for kind in ("kill", "end", "stop", "slow"):
         assert {fault.target for fault in faults if fault.kind == kind} == set(TARGETS.processes)
     assert {fault.then_kill for fault in faults if fault.kind == "stop"} == {True, False}
+    assert {fault.target for fault in faults if fault.kind == "move"} == set(TARGETS.movable)
 
 
 def test_what_is_not_there_is_not_hit() -> None:
     small = Targets(("prefill-0", "decode-0"), ("prefill-0-store", "decode-0-store"), (), ("conductor-0",), ())
     faults = [fault for one in plan(3, small, 120) for fault in one.faults]
     assert {fault.target for fault in faults} <= {*small.processes, "all"}
-    assert all(fault.kind != "disk full" for fault in faults)
+    assert all(fault.kind not in ("disk full", "move") for fault in faults)
 
 
 def test_a_gateway_in_the_conductors_process_is_not_cut_off_from_its_clients() -> None:
@@ -150,11 +152,23 @@ def test_a_deadline_is_all_that_the_reference_leaves_out() -> None:
 def test_shapes_are_configurations(shape: shapes.Shape, tmp_path: Path) -> None:
     """And every request of the catalogue fits into the arena."""
     config = ClusterConfig(**shape.configuration(tmp_path, tmp_path, tmp_path / "ssd"))
-    assert (config.prefill, config.decode) == (len(shape.topology.prefill), len(shape.topology.decode))
+    names = {f"{role}-{number}" for role in ("prefill", "decode", "instance") for number in range(_nodes(config, role))}
+    assert set(shape.topology.engines) == names
+    assert {*shape.topology.prefill} & {*shape.topology.decode} == {name for name in names if name.startswith("instance-")}
     assert config.conductor.replicas == len(shape.topology.conductors)
     assert config.server.separate_gateway or shape.topology.gateway_in_conductor or config.conductor.replicas > 1
     assert config.kv.arena_size >= CONTEXT_TOKENS * shapes.BYTES_PER_TOKEN
     assert (config.kv.ssd_dir is not None) == shape.ssd
+
+
+def _nodes(config: ClusterConfig, role: str) -> int:
+    return {"prefill": config.prefill, "decode": config.decode, "instance": config.instances}[role]
+
+
+def test_beside_instances_are_only_the_nodes_of_one_role_that_are_asked_for() -> None:
+    assert named("default+stages").topology.engines == ("prefill-0", "instance-0", "instance-1")
+    assert named("tcp+default").topology.engines == ("instance-0", "instance-1")
+    assert named("default+ranks").targets.children == ("prefill-0/0", "instance-0/0", "instance-1/0", "decode-0/0")
 
 
 def test_shapes_can_be_mixed() -> None:
