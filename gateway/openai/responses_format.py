@@ -107,6 +107,9 @@ class ResponseFormat:
             yield from self._part(part, entries)
             if isinstance(part, Content):
                 entries = []
+        if entries and not delta.parts and (self._open is None or self._open.item["type"] == "message"):
+            # Of tokens without a text of their own, or whose text came before.
+            yield from self._part(Content(""), entries)
         if delta.ending is not None:
             yield from self._ended(delta.ending)
 

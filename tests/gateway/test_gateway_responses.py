@@ -18,9 +18,13 @@ from gateway_cluster import MODEL, Cluster, Start
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
 from gateway.openai import responses_jobs, responses_store
+from gateway.openai.responses_format import ResponseFormat
 from gateway.openai.responses_store import ResponseStore
+from gateway.output import Content, Delta, Ending, PlacedToken
 from springtide.errors import Unavailable
 from springtide.process import ProcessArguments
+from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.usage import Usage
 from springtide.valkey import ValkeyClient
 from tests.support.waiting import until
 
@@ -117,6 +121,24 @@ async def test_log_probabilities_are_in_the_message(client: openai.AsyncOpenAI) 
     assert [entry.token for entry in streamed] == [entry.token for entry in entries]
     assert events[-1].response.output[0].content[0].logprobs == entries
     assert (await client.responses.retrieve(whole.id)).output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_streamed_log_probabilities_are_the_same_however_tokens_come(together: int) -> None:
+    """Some have no text: of a character's bytes the first ones, and special tokens."""
+    tokens = [PlacedToken(SampledToken(number, -0.5), 0) for number in range(5)]
+    texts = ("", "a", "", "b", "")
+    written = ResponseFormat("r", "resp", {}, 0, lambda placed: {"token": placed.token.token_id})
+    events = list(written.begin())
+    for begin in range(0, len(tokens), together):
+        text = "".join(texts[begin : begin + together])
+        events += written.delta(Delta(0, (Content(text),) if text else (), tuple(tokens[begin : begin + together])), Usage(0, 0, 0))
+    events += written.delta(Delta(0, (), ending=Ending(Finish.STOP)), Usage(0, 0, 0))
+    shown = [json.loads(event.decode().partition("data: ")[2]) for event in events]
+    deltas = [event for event in shown if event["type"] == "response.output_text.delta"]
+    assert [entry["token"] for delta in deltas for entry in delta["logprobs"]] == [0, 1, 2, 3, 4]
+    assert "".join(delta["delta"] for delta in deltas) == "ab"
+    assert [event["type"] for event in shown].count("response.output_item.added") == 1
 
 
 @asynccontextmanager
