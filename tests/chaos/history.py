@@ -257,6 +257,8 @@ class History:
     rounds: list[Interval] = field(default_factory=list)
     calm_points: list[CalmPoint] = field(default_factory=list)
     aftermath: Aftermath | None = None
+    nudged: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
+    """By item, of those that were answered otherwise than by the reference: the answers of calm clusters whose weights are a little off."""
     died: str | None = None
     """The cluster ended by itself, or could not be made to run."""
     own_stalls: list[Interval] = field(default_factory=list)

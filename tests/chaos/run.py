@@ -7,19 +7,20 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 
+from tests.chaos.checks import differing
 from tests.chaos.client import Clients
 from tests.chaos.cluster import ClusterUnderTest
 from tests.chaos.history import Aftermath, Answer, Exchange, History, Limits
 from tests.chaos.injectors import Nemesis, mount_disk, wake
 from tests.chaos.observe import Observer
 from tests.chaos.plan import Round, plan
-from tests.chaos.reference import calm_answers
+from tests.chaos.reference import calm_answers, nudged
 from tests.chaos.shapes import MODEL, SSD_BYTES, Shape
 from tests.chaos.workload import Item, catalogue, flood
 from tests.support.models import make_tiny_llama
@@ -65,6 +66,7 @@ class Run:
             history.exchanges, history.injections, history.samples = clients.exchanges, nemesis.injections, observer.samples
             history.own_stalls = observer.own_stalls
             history.aftermath = await asyncio.to_thread(_stop, cluster, shared_memory)
+        history.nudged = await self._nudged(model, {exchange.item.key for exchange, _ in differing(history)})
         return history
 
     def _clock(self) -> float:
@@ -82,14 +84,28 @@ class Run:
 
     async def _reference(self, model: Path) -> dict[str, Answer]:
         began_at = time.monotonic()
-        with ClusterUnderTest(self._shape.calm, model, self._directory / "calm") as cluster:
-            clients = Clients(cluster.urls, time.monotonic, self._limits.end_s)
-            try:
-                answers = await calm_answers(clients, "gateway-0", self._items)
-            finally:
-                await clients.close()
+        answers = await self._calm(model, "calm", self._items)
         self._say(f"reference: {len(answers)} answers of a calm cluster in {time.monotonic() - began_at:.0f} s")
         return answers
+
+    async def _nudged(self, model: Path, keys: Set[str]) -> dict[str, tuple[Answer, ...]]:
+        """By item: whether rounding decides is asked only of those that were answered otherwise than by the reference."""
+        if not keys:
+            return {}
+        self._say(f"{len(keys)} requests were answered otherwise than by the reference: does rounding decide?")
+        items = tuple(item for item in self._items if item.key in keys)
+        models = {f"nudged-{sign:+d}": nudged(model, self._directory / f"model{sign:+d}", sign) for sign in (1, -1)}
+        answers = [await self._calm(other, name, items) for name, other in models.items()]
+        return {key: tuple(one[key] for one in answers) for key in keys}
+
+    async def _calm(self, model: Path, name: str, items: Sequence[Item]) -> dict[str, Answer]:
+        """The answers of a calm cluster, which has this directory."""
+        with ClusterUnderTest(self._shape.calm, model, self._directory / name) as cluster:
+            clients = Clients(cluster.urls, time.monotonic, self._limits.end_s)
+            try:
+                return await calm_answers(clients, "gateway-0", items)
+            finally:
+                await clients.close()
 
     async def _round(
         self, one: Round, cluster: ClusterUnderTest, clients: Clients, nemesis: Nemesis, observer: Observer, history: History

@@ -10,8 +10,9 @@ from typing import Any
 
 from tests.chaos import shapes
 from tests.chaos.history import OUTCOMES
+from tests.chaos.report import DECIDED_BY_ROUNDING
 
-_COLUMNS = ("requests", *OUTCOMES, "pieces", "faults", "minutes of rounds")
+_COLUMNS = ("requests", *OUTCOMES, DECIDED_BY_ROUNDING, "pieces", "faults", "minutes of rounds")
 
 
 def main() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.chaos import report
 from tests.chaos.checks import CHECKS, violations
@@ -29,9 +32,12 @@ from tests.chaos.history import (
 )
 from tests.chaos.observe import held
 from tests.chaos.plan import Fault, Kind
+from tests.chaos.reference import NUDGE, nudged
+from tests.chaos.shapes import MODEL
 from tests.chaos.summary import summary
 from tests.chaos.workload import Item
 from tests.support.intervals import merged, overlap_s
+from tests.support.models import make_tiny_llama
 
 TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",), ("gateway-0",))
 EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0", "valkey"})
@@ -108,6 +114,43 @@ def test_a_good_run_has_no_violations() -> None:
 def test_a_wrong_output_is_found(bad: Exchange, what: str) -> None:
     found = [violation for violation in violations(history(bad)) if violation.kind == "wrong output"]
     assert [violation.what for violation in found] == [what]
+
+
+def other_answer(text: str) -> Answer:
+    return Answer(200, None, {0: Choice(text, (), "length")}, 3)
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ((other_answer("one two three"), other_answer("one 2 tree")), []),
+        ((other_answer("one twice"), other_answer("one two three")), ["wrong output"]),
+        ((other_answer("one two three"), other_answer("one two three")), ["wrong output"]),
+        ((), ["wrong output"]),
+    ],
+    ids=["there", "elsewhere", "nowhere", "not-asked"],
+)
+def test_where_rounding_decides_either_token_is_right(others: tuple[Answer, ...], found: list[str]) -> None:
+    past = history(exchange(pieces=pieces("one ", "2 ", "three")), nudged={"1": others} if others else {})
+    assert kinds(past) == found
+    assert report.document(report.Run(1, "plain", 1.0, "", "", ""), past, ())["totals"][report.DECIDED_BY_ROUNDING] == 1 - len(found)
+
+
+def test_rounding_decides_neither_log_probabilities_nor_how_many_tokens_there_are() -> None:
+    reference = {**REFERENCE, "1": Answer(200, None, {0: Choice("ab", (("a", -1.0), ("b", -2.0)), "length")}, 2)}
+    for tokens in ((("a", -1.0), ("b", -2.1)), (("a", -1.0),)):
+        other = exchange(pieces=[Piece(1.0, 0, "ab", tokens, "length")], completion_tokens=2)
+        assert kinds(history(other, reference=reference, nudged={"1": (other_answer("ab"), other_answer("b"))})) == ["wrong output"]
+
+
+def test_weights_are_nudged_by_little_to_either_side(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "model", **MODEL)
+    was, up, down = (
+        load_file(path / "model.safetensors") for path in (model, nudged(model, tmp_path / "up", 1), nudged(model, tmp_path / "down", -1))
+    )
+    for name, weight in was.items():
+        assert not up[name].equal(weight)
+        assert torch.allclose(up[name], weight, rtol=10 * NUDGE, atol=0) and torch.allclose((up[name] + down[name]) / 2, weight, atol=1e-6)
 
 
 def test_the_beginning_of_an_aborted_output_is_enough() -> None:
@@ -479,7 +522,7 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     assert document["violations"][0]["exchange"] == 1
     together = summary([document, document]).splitlines()
     assert together[0] == "Commit abc."
-    assert "| together |  | 2 | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 6 | 4 | 0.0 | 2 |" in together
+    assert "| together |  | 2 | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 6 | 4 | 0.0 | 2 |" in together
     assert together[-2:] == ["| cut | x | 0 | 0 | 0.0 | 0.0 | 0 | 0 |", "| kill | decode | 4 | 2 | 2.0 | 2.0 | 0 | 2 |"]
 
 
