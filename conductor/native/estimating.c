@@ -263,6 +263,7 @@ PyObject *estimate_decodes(PyObject *Py_UNUSED(module), PyObject *args) {
         into.prefix_blocks[i] = held[own->bit];
         into.tbt_ms[i] = own->fixed_ms + own->per_sequence_ms * (double)at_once + own->per_context_token_ms * context_tokens;
         into.batch[i] = batch;
+        into.running[i] = own->running;
         into.slots_free[i] = own->slots_free;
         into.slots_total[i] = own->slots_total;
         into.max_batch[i] = own->max_batch;

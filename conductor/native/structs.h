@@ -36,6 +36,7 @@ ROWS(PrefillInstance, PREFILL_INSTANCE_FIELDS, PREFILL_INSTANCE);
 #define DECODE_INSTANCE_FIELDS(INT64, FLOAT64) \
     INT64(bit)                                 \
     INT64(attempts)                            \
+    INT64(running)                             \
     FLOAT64(context_tokens)                    \
     INT64(max_batch)                           \
     FLOAT64(fixed_ms)                          \
@@ -131,6 +132,7 @@ typedef struct {
     INT64(prefix_blocks)                        \
     FLOAT64(tbt_ms)                             \
     INT64(batch)                                \
+    INT64(running)                              \
     INT64(slots_free)                           \
     INT64(slots_total)                          \
     INT64(max_batch)

@@ -12,6 +12,7 @@ then. A sequence that turns out to have ended takes part in one step more, of wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence, Set
@@ -311,7 +312,12 @@ class DecodeCore:
         return any(not attempt.has_begun and not attempt.idle for attempt in self._attempts.values())
 
     def load(self, slots_total: int, slots_available: int) -> Load:
-        """How the node is doing; these slots, and more, only the store knows."""
+        """How the node is doing; these slots, and more, only the store knows. Of a device that has room for fewer, those are told that it
+        can compute with: of more sequences some would wait until others end."""
+        if (pages := self._claims.pages) is not None:
+            begun = (attempt.slots for attempt in self._holders if attempt.has_begun)
+            left = max(0, pages - len(set(itertools.chain.from_iterable(begun))))
+            slots_total, slots_available = min(slots_total, pages), min(slots_available, left)
         running = tokens = 0
         promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens
         idle = self._holders.idle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -85,6 +86,12 @@ class PrefillAttempt:
     def requested_at(self) -> float:
         """When the request arrived at its gateway."""
         return self.arrived_at - self.request.age_s
+
+    @property
+    def objective_at(self) -> float:
+        """When its first token is to be there at the latest; infinity without an objective."""
+        budget_ms = self.start.ttft_budget_ms
+        return self.arrived_at + budget_ms / 1000 if budget_ms > 0 else math.inf
 
     @property
     def idle(self) -> bool:

@@ -17,8 +17,8 @@ from springtide.values import value_class
 LEAST_BESIDE = 8
 """Tokens of a chunk that is computed with a decode node's step, though that has no time for it: prompts must come to their ends."""
 STRETCH = 3.0
-"""An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner: with one
-objective for all lengths, the longest prompt would otherwise always be the most urgent one."""
+"""An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner and can still be kept:
+with one objective for all lengths, the longest prompt would otherwise always be the most urgent one."""
 
 
 class WithStep(NamedTuple):
@@ -49,10 +49,12 @@ class ChunkPolicy:
     def due_at(self, attempt: PrefillAttempt) -> float:
         """When an attempt is to be computed, whose work is predicted. It has waited since its request arrived at its gateway. Whose client
         reads already has nothing to lose: it waits for the next token from the first moment on."""
+        return min(self._due_without_objective(attempt), attempt.objective_at)
+
+    @staticmethod
+    def _due_without_objective(attempt: PrefillAttempt) -> float:
         stretch = 0.0 if attempt.request.continues else STRETCH
-        due_at = attempt.requested_at + stretch * attempt.work_ms / 1000
-        budget_ms = attempt.start.ttft_budget_ms
-        return min(due_at, attempt.arrived_at + budget_ms / 1000) if budget_ms > 0 else due_at
+        return attempt.requested_at + stretch * attempt.work_ms / 1000
 
     def relative_slack(self, attempt: PrefillAttempt, now: float) -> float:
         """The time that it can still lose, in multiples of its work; or that the most urgent one can of those that await what it
@@ -63,8 +65,11 @@ class ChunkPolicy:
         return min([slack, *(self._slack(one, attempt.launched, now) for one in attempt.awaited_ahead() if one.idle <= attempt.idle)])
 
     def _slack(self, attempt: PrefillAttempt, launched: int, now: float) -> float:
-        left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, launched)
-        return left_ms / max(attempt.work_ms, 1e-3)
+        """Of one that cannot keep its objective any more, as if it had none: who can still keep theirs go before it."""
+        work_ms = self.work_ms(attempt.request.num_tokens, launched)
+        lost = now + work_ms / 1000 > attempt.objective_at
+        due_at = self._due_without_objective(attempt) if lost else attempt.due_at
+        return ((due_at - now) * 1000 - work_ms) / max(attempt.work_ms, 1e-3)
 
     def choose(
         self, attempts: Iterable[PrefillAttempt], now: float, step: WithStep | None = None, *, awaits: bool = True

@@ -122,6 +122,16 @@ def test_an_output_goes_where_others_are_as_long_as_steps_are_hardly_longer_ther
     assert pair(core) == ("n1.prefill", decode, decode == "n1")
 
 
+def test_an_output_is_not_gathered_where_others_are_only_promised() -> None:
+    """Passes there are not held to the objective yet, and the first outputs would wait for the end of one."""
+    core = cluster(nodes=3)
+    hold(core, "n1", keys_of(100))
+    assert pair(core, "first", num_tokens=41) == ("n1.prefill", "n1", True)
+    report(core, "n1.prefill", Role.PREFILL, queue_ms=5_000.0)
+    _, decode, stays = pair(core, "second", text=2, num_tokens=41)
+    assert stays and decode != "n1"
+
+
 def test_outputs_are_concentrated_once_prompts_want_the_time_of_the_others() -> None:
     """A prompt takes 4 s of prefill, and a step of the few that run some 15 of the 200 ms."""
     core = cluster(nodes=4, admission="baseline")
@@ -134,6 +144,16 @@ def test_outputs_are_concentrated_once_prompts_want_the_time_of_the_others() -> 
         core.handle(Progress(AttemptId(f"busy-{i}"), Phase.FINISHED, output_tokens=3), 4.0)
     report(core, "n2", Role.DECODE, now=4.0, running=3, tokens=100)
     assert [pair(core, f"late-{i}", text=i + 100, num_tokens=41)[1] for i in range(4)] == ["n2"] * 4
+
+
+@pytest.mark.parametrize(("work", "up_to"), [(2.2, 0.0), (2.27, 0.6), (2.35, 0.9)], ids=["little", "much", "more"])
+def test_outputs_are_concentrated_the_more_prompts_want(work: float, up_to: float) -> None:
+    """Of four instances two decode, for 15 of 200 ms: 3.85 are left to prompts, and 3.73 would be if the others did, for 11."""
+    core = cluster(nodes=4)
+    for name in ("n2", "n3"):
+        report(core, name, Role.DECODE, running=2, tokens=200)
+    asked = request("a", num_tokens=41)
+    assert core.scheduler.estimate(asked, 3.0, 0, work, 1.0).concentrated_up_to == up_to
 
 
 def test_a_request_that_waits_for_room_waits_at_one_engine_alone() -> None:

@@ -219,7 +219,13 @@ def test_times_between_tokens_are_predicted_to_the_digit(seed: int, count: int) 
     chance = np.random.default_rng(seed)
     instances = DecodeInstances.zeros(count)
     instances.bit[:] = np.arange(count)
-    for name, least, most in (("attempts", 0, 100), ("context_tokens", 0, 10**6), ("max_batch", 0, 64), ("slots_total", 0, 3000)):
+    for name, least, most in (
+        ("attempts", 0, 100),
+        ("running", 0, 100),
+        ("context_tokens", 0, 10**6),
+        ("max_batch", 0, 64),
+        ("slots_total", 0, 3000),
+    ):
         instances.rows[name] = chance.integers(least, most, count)
     instances.slots_free[:] = chance.integers(-100, 1900, count)
     instances.fixed_ms[:], instances.per_sequence_ms[:], instances.per_context_token_ms[:] = chance.random((3, count)) * 50.0

@@ -363,6 +363,22 @@ def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wa
     assert rows_of(run) == ["b"]
 
 
+def test_only_the_slots_are_told_that_the_device_can_compute_with() -> None:
+    """Sequences beyond them would wait until others end, and whoever places them would not know."""
+
+    def told(node: Node) -> tuple[int, int]:
+        load = node.core.load(NUM_SLOTS, NUM_SLOTS - 2)
+        return load.slots_total, load.slots_available
+
+    node = Node()
+    assert told(node) == (NUM_SLOTS, NUM_SLOTS - 2)
+    node.tell(events.StoreConnected(NUM_SLOTS, pages=5))
+    node.tell(start("a", 2 * BLOCK_TOKENS, max_tokens=3))
+    assert told(node) == (5, 5), "its prompt is still computed elsewhere"
+    node.join(start("b", 2 * BLOCK_TOKENS, max_tokens=3))
+    assert told(node) == (5, 2)
+
+
 def test_blocks_that_sequences_share_are_counted_once() -> None:
     assert within_pages([(1, 2, 3), (1, 2, 4), (1, 2, 5)], lambda slots: slots, 4) == [(1, 2, 3), (1, 2, 4)]
     assert within_pages([(1, 2, 3), (1, 2, 4)], lambda slots: slots, 2) == [(1, 2, 3)]

@@ -104,6 +104,13 @@ def test_a_tight_objective_makes_a_prompt_urgent() -> None:
     assert chosen(running("easy", 500), running("tight", 500, budget_ms=520.0))[0][0] == "tight"
 
 
+def test_who_cannot_keep_an_objective_any_more_lets_those_go_first_that_can() -> None:
+    hopeless, other = running("hopeless", 900, budget_ms=800.0), running("other", 500, arrived_at=0.5, budget_ms=800.0)
+    assert chosen(hopeless, other, now=0.5)[0][0] == "other"
+    assert chosen(running("possible", 900, budget_ms=1500.0), other, now=0.5)[0][0] == "possible"
+    assert chosen(hopeless, running("much later", 500, arrived_at=2.6, budget_ms=800.0), now=2.6)[0][0] == "hopeless", "it is not starved"
+
+
 def test_an_attempt_whose_prefix_arrives_runs_alone_and_only_when_nothing_else_can() -> None:
     arriving = running("arriving", 50, fetching=True)
     assert chosen(arriving) == []

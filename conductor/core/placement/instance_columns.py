@@ -53,8 +53,10 @@ class DecodeInstances(StructuredArray):
     """Of its own store in the prefix index."""
     attempts: Ints
     """Running there, or promised to it."""
+    running: Ints
+    """Of these, those that were running when it reported."""
     context_tokens: Floats
-    """Of these."""
+    """Of the attempts."""
     max_batch: Ints
     """0: not limited."""
     fixed_ms: Floats
@@ -218,6 +220,7 @@ class DecodeColumns(InstanceColumns[DecodeInstances]):
         cost = load.decode_cost
         assert cost is not None
         columns.max_batch[row] = load.max_batch
+        columns.running[row] = load.running
         columns.fixed_ms[row] = cost.fixed_ms
         columns.per_sequence_ms[row] = cost.per_sequence_ms
         columns.per_context_token_ms[row] = cost.per_context_token_ms

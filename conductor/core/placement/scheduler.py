@@ -48,15 +48,17 @@ _IDLE_AGAIN_S = 0.1
 """When such a request may look again for what it did not find: a moment is all that there may be."""
 _MOST_INLINE_NODES = 8
 """Decode nodes that could compute the prompt themselves: a decision looks at those whose first token would come soonest."""
-_SPREAD_UP_TO = 0.6
-"""Of what instances that do both have left for prompts while each of them decodes: where more is asked for, outputs are concentrated on few
-of them, whose steps leave less to prompts then, and the others none of their time."""
+_ASKED_FOR_UP_TO = 0.6
+"""Of the time that outputs leave for prompts: where these ask for more, outputs are concentrated on fewer of the instances that do both.
+These leave less to prompts then, and the others all of their time."""
 _CONCENTRATED_UP_TO = 0.6
-"""Of the objective for the time between tokens, what the steps of such an instance may take: the rest is for prompts that it gets all the
-same."""
+"""Of the objective for the time between tokens, what the steps of such an instance may take, ..."""
+_FULL_UP_TO = 0.9
+"""... and where prompts ask for more than that leaves. The rest is for what contexts grow by."""
 _GATHERED_UP_TO = 1.2
 """Of the shortest step that there is, what the steps of an instance may take where outputs are gathered though there is no need to: a few
-more in a batch cost them hardly anything, and an instance without any computes prompts as fast as it can."""
+more in a batch cost them hardly anything, and an instance without any computes prompts as fast as it can. Where outputs are promised, but
+none runs yet, a pass is not held to the objective, and the first of them would wait for its end: that takes a need."""
 SETTLED = 0.8
 """Of the objective for the time between tokens, what the steps of a node may take to which a request moves because its own node's take
 longer than that."""
@@ -117,7 +119,7 @@ class Scheduler:
             decodes=decodes,
             holders=holders,
             inlines=self._inlines(request, matches, decodes) if others is None and moves is None else (),
-            concentrates=self._concentrates(request, prefills, decodes, prefill_work),
+            concentrated_up_to=self._concentrated_up_to(request, prefills, decodes, prefill_work),
             others=others,
             moves=moves,
             idle_slowdown=settings.idle_slowdown if others is not None else 0.0,
@@ -308,14 +310,17 @@ class Scheduler:
         others = (one.ref.instance_id for one in self._state.instances.values() if one.ref.node_id in nodes)
         return tuple(sorted({*names, *others}))
 
-    def _concentrates(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates, prefill_work: float) -> bool:
-        """Whether prompts want more of the time of instances that do both than outputs leave when each instance has some."""
+    def _concentrated_up_to(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates, prefill_work: float) -> float:
+        """As of Alternatives, by what the steps of instances that do both leave of their time: were outputs everywhere, and as it is."""
         if not self.has_both:
-            return False
+            return 0.0
         both = prefills.twin[prefills.twin >= 0]
-        objective_ms = request.tbt_slo_ms or self._settings.tbt_slo_ms
-        left = np.maximum(1.0 - decodes.tbt_ms[both] / objective_ms, 0.0).sum() + len(prefills) - len(both)
-        return prefill_work > _SPREAD_UP_TO * float(left)
+        of_others = len(prefills) - len(both)
+        left = np.maximum(1.0 - decodes.tbt_ms[both] / (request.tbt_slo_ms or self._settings.tbt_slo_ms), 0.0)
+        if prefill_work <= _ASKED_FOR_UP_TO * (of_others + float(left.sum())):
+            return 0.0
+        now = np.where(decodes.batch[both] > 1, left, 1.0)
+        return _CONCENTRATED_UP_TO if prefill_work <= _ASKED_FOR_UP_TO * (of_others + float(now.sum())) else _FULL_UP_TO
 
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
         settings, instances = self._settings, self._decode.instances
@@ -503,10 +508,10 @@ def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
     prompt that stays is handed over to nobody, and whatever continues it finds all of it in one place."""
     decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
     if _do_both(roomy, alternatives):
-        tbt_ms, most_ms = decodes.tbt_ms[roomy], _CONCENTRATED_UP_TO * objective_ms
-        if not alternatives.concentrates:
-            most_ms = min(most_ms, _GATHERED_UP_TO * float(tbt_ms.min()))
-        fuller = roomy[(tbt_ms <= most_ms) & (decodes.batch[roomy] > 1)]
+        tbt_ms, most_ms, decoding = decodes.tbt_ms[roomy], alternatives.concentrated_up_to * objective_ms, decodes.batch[roomy] > 1
+        if not most_ms:
+            most_ms, decoding = min(_FULL_UP_TO * objective_ms, _GATHERED_UP_TO * float(tbt_ms.min())), decodes.running[roomy] > 0
+        fuller = roomy[(tbt_ms <= most_ms) & decoding]
         if len(fuller):
             return _native.best_row(fuller, ">>", decodes.batch, decodes.prefix_blocks)
     stays = twin in roomy and decodes.tbt_ms[twin] <= objective_ms

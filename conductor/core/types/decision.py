@@ -145,8 +145,9 @@ class Alternatives:
     """Of the request where it would be placed; None when it cannot be."""
     inlines: Sequence[InlineEstimate] = ()
     """Decode nodes that could compute the prompt themselves, the soonest first."""
-    concentrates: bool = False
-    """Outputs go to few of the instances that do both, for prompts want the time of the others."""
+    concentrated_up_to: float = 0.0
+    """Of the TBT objective, what the steps of instances that do both may take where outputs go to few of them, for prompts want the time of
+    the others. 0: they do not."""
     others: OthersEstimates | None = None
     """For a request in idle capacity."""
     moves: MoveReason | None = None

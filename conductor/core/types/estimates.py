@@ -75,6 +75,8 @@ class DecodeEstimate(NamedTuple):
     tbt_ms: float
     batch: int
     """Attempts in its batch with this one."""
+    running: int
+    """Of them those that were running when it reported."""
     slots_free: int
     """Without this request's; negative when more is promised than there is."""
     slots_total: int
@@ -203,6 +205,7 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
     prefix_blocks: Ints
     tbt_ms: Floats
     batch: Ints
+    running: Ints
     slots_free: Ints
     slots_total: Ints
     max_batch: Ints
@@ -216,6 +219,7 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
             prefix_blocks=np.empty(count, np.int64),
             tbt_ms=np.empty(count),
             batch=np.empty(count, np.int64),
+            running=np.empty(count, np.int64),
             slots_free=np.empty(count, np.int64),
             slots_total=np.empty(count, np.int64),
             max_batch=np.empty(count, np.int64),
@@ -231,6 +235,7 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
             self.prefix_blocks.item(index),
             self.tbt_ms.item(index),
             self.batch.item(index),
+            self.running.item(index),
             self.slots_free.item(index),
             self.slots_total.item(index),
             self.max_batch.item(index),

@@ -113,7 +113,7 @@ def estimate_decodes(instances: Rows, held: Ints, num_tokens: int, into: DecodeE
     into.prefix_blocks[:] = held[instances["bit"]]
     into.tbt_ms[:] = instances["fixed_ms"] + instances["per_sequence_ms"] * at_once + instances["per_context_token_ms"] * context_tokens
     into.batch[:] = batch
-    for name in ("slots_free", "slots_total", "max_batch"):
+    for name in ("running", "slots_free", "slots_total", "max_batch"):
         getattr(into, name)[:] = instances[name]
 
 
