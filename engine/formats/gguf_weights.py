@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from engine.formats.gguf_config import GGUFFamily
 from engine.formats.gguf_file import GGUFFile, TensorEntry
@@ -18,6 +20,9 @@ from engine.formats.weights import Weights
 from engine.model_config import ModelConfig
 from springtide.errors import UnsupportedModel
 
+_ROWS_AT_ONCE = 16
+_VALUES_AT_ONCE = 1 << 17
+"""For which temporaries stay in a core's cache."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 
@@ -75,12 +80,20 @@ class GGUFWeights(Weights):
             case GGMLQuantizationType.BF16:
                 return torch.from_numpy(raw.view(np.int16).reshape(entry.shape).copy()).view(torch.bfloat16)
             case _:
-                try:
-                    values = dequantize(raw.reshape(*entry.shape[:-1], -1), entry.quantization)
-                except NotImplementedError:
-                    kind = entry.quantization.name
-                    raise UnsupportedModel(f"{self.path}: tensor {entry.name!r} has quantisation {kind}, which is not supported") from None
+                return self._dequantized(entry, raw)
         return torch.from_numpy(np.array(values).reshape(entry.shape))
+
+    def _dequantized(self, entry: TensorEntry, raw: NDArray[np.uint8]) -> torch.Tensor:
+        """gguf computes _ROWS_AT_ONCE rows at a time, which takes longer than their arithmetic where they are short: some count as one."""
+        rows = math.prod(entry.shape[:-1])
+        most = max(1, min(rows, _VALUES_AT_ONCE // (_ROWS_AT_ONCE * entry.shape[-1])))
+        together = next(count for count in range(most, 0, -1) if rows % count == 0)
+        try:
+            values = dequantize(raw.reshape(rows // together, -1), entry.quantization)
+        except NotImplementedError:
+            kind = entry.quantization.name
+            raise UnsupportedModel(f"{self.path}: tensor {entry.name!r} has quantisation {kind}, which is not supported") from None
+        return torch.from_numpy(values.reshape(entry.shape))
 
 
 def unpermute_rotary(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from engine.formats.end_tokens import gguf_end_tokens
 from engine.formats.files import describe
 from engine.formats.gguf_config import LLAMA
 from engine.formats.gguf_file import read_gguf
+from engine.formats.gguf_weights import GGUFWeights
 from engine.formats.registry import for_gguf
 from engine.layers.rope import frequencies
 from engine.loader import load_model
@@ -187,6 +188,20 @@ def test_other_weights_are_dequantised(tmp_path: Path, kind: str, tolerance: flo
         harness.prefill(prompt, [0, 1, 2], chunk=64) for harness in (harness_of(tmp_path / "tiny.gguf"), tiny_harness(checkpoint))
     )
     assert (logits - wanted).norm() < tolerance * wanted.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 37, 600])
+def test_dequantised_is_what_gguf_makes_of_it_however_many_rows_are_computed_at_once(tmp_path: Path, rows: int) -> None:
+    path, kind = tmp_path / "one.gguf", gguf.GGMLQuantizationType.Q4_1
+    stored = gguf.quants.quantize(np.random.default_rng(rows).normal(size=(rows, 576)).astype(np.float32), kind)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("one.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read = GGUFWeights(read_gguf(path), {}, lambda name, weight: weight).read("one.weight")
+    assert read.equal(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
 
 
 def test_rope_frequencies_in_the_file_are_llama3s_scaling(tmp_path: Path) -> None:
