@@ -508,8 +508,10 @@ def _of_both(alternatives: Alternatives, roomy: Ints, twin: int) -> int | None:
     prompt that stays is handed over to nobody, and whatever continues it finds all of it in one place."""
     decodes, objective_ms = alternatives.decodes, alternatives.tbt_slo_ms
     if _do_both(roomy, alternatives):
-        tbt_ms, most_ms, decoding = decodes.tbt_ms[roomy], alternatives.concentrated_up_to * objective_ms, decodes.batch[roomy] > 1
-        if not most_ms:
+        tbt_ms = decodes.tbt_ms[roomy]
+        if alternatives.concentrated_up_to:
+            most_ms, decoding = alternatives.concentrated_up_to * objective_ms, decodes.batch[roomy] > 1
+        else:
             most_ms, decoding = min(_FULL_UP_TO * objective_ms, _GATHERED_UP_TO * float(tbt_ms.min())), decodes.running[roomy] > 0
         fuller = roomy[(tbt_ms <= most_ms) & decoding]
         if len(fuller):
