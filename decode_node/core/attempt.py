@@ -71,6 +71,8 @@ class DecodeAttempt:
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()
+    waits_since: float | None = None
+    """When it could have had its first step, which has not been launched yet."""
     output_ids: list[int] = field(default_factory=list)
     """Everything since the original prompt. The last one's KV is not computed yet."""
     ahead: int = 0

@@ -7,6 +7,7 @@ one core to the other with its slots; nothing is handed over.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from prefill_node.core import events as prefilling
 from prefill_node.core.actions import Action as PrefillAction
 from prefill_node.core.actions import Prefilled, PrefixShared, RunPass
 from prefill_node.core.core import Beside
+from prefill_node.core.scheduling import WithStep
 from prefill_node.core.settings import PrefillSettings
 from springtide.clock import Tick
 from springtide.protocol import storage
@@ -50,6 +52,9 @@ class _Outputs(Beside):
         return self._mixed.decode.waits_since
 
 
+PROMISED_SHARE = 0.5
+"""Of the objective for the time between tokens, what a pass without a step may take while outputs are on their way here: one that arrives
+at its beginning has the rest for its first step."""
 OWN = 0
 """The session of prompts that are decoded here."""
 MOST_WITHOUT_PASS = 8
@@ -223,14 +228,15 @@ class MixedCore:
     # ---- steps ----
 
     def _launch(self, now: float) -> None:
-        """A pass alone is launched when nothing is in flight: whoever comes then waits for the end of one chunk, not of two."""
-        while len(self._in_flight) < self._most_in_flight:
+        """Nothing is launched behind a pass, be it with a step, and no pass alone behind a step: whoever comes then waits for the end of
+        one chunk, not of two, and so does an output that begins with the pass for its second token."""
+        while len(self._in_flight) < self._most_in_flight and not any(one.pass_ms for one in self._in_flight):
             alone = self._without_pass >= MOST_WITHOUT_PASS and not self._in_flight
             step = None if alone else self.decode.launch(now, others_wait=self.prefill.has_prompts)
             if step is None and self._in_flight:
                 return
             foreseen = None if step is None else self.decode.foreseen()
-            run = self.prefill.launch(now, None if foreseen is None else self.cost.with_step(foreseen))
+            run = self.prefill.launch(now, self._before_outputs() if foreseen is None else self.cost.with_step(foreseen))
             self._without_pass = self._without_pass + 1 if run is None and step is not None and self.prefill.has_prompts else 0
             if step is None and run is None:
                 return
@@ -238,6 +244,13 @@ class MixedCore:
             self._out.append(RunMixed(step, run))
         if self.decode.has_runnable:
             self._out += self.prefill.give_way()
+
+    def _before_outputs(self) -> WithStep | None:
+        """What a pass without a step has to heed: outputs are on their way here that may arrive in its middle."""
+        objective_ms = self.decode.promised_objective_ms
+        if objective_ms == math.inf or not self.prefill.has_prompts:
+            return None
+        return WithStep(PROMISED_SHARE * objective_ms - self.prefill.cost.fixed_ms)
 
     def _ended(self, step: decoding.StepDone | decoding.StepFailed | None, ran: prefilling.PassEnded | None, now: float) -> None:
         ended = self._in_flight.popleft()

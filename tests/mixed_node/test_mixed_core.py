@@ -7,7 +7,7 @@ import pytest
 from decode_node.core.events import StepDone
 from mixed_node.core import events as ev
 from mixed_node.core.actions import Action, RunMixed
-from mixed_node.core.core import MOST_WITHOUT_PASS
+from mixed_node.core.core import MOST_WITHOUT_PASS, PROMISED_SHARE
 from mixed_node.core.mixing import OBJECTIVE_SHARE, MixedCost
 from node_runtime import events
 from node_runtime.events import SendUpdate
@@ -240,19 +240,54 @@ def test_a_step_and_its_chunks_have_the_pages_of_the_device_together() -> None:
     assert (True, True) not in seen, "there are pages for the sequences or for the prompt"
 
 
-def test_a_pass_that_gave_way_takes_what_is_launched_behind_it_along() -> None:
-    """An idle prompt, then an idle sequence with a further chunk of it, then somebody who is not."""
+def test_nothing_is_launched_behind_a_pass_and_idle_ones_give_way() -> None:
+    """An idle prompt, then an idle sequence, then somebody who is not idle."""
     engine = Engine(overlap=True)
     first = launched(engine.tell(own("prompt", 60, idle=True)))
     engine.tell(own("output", 5, inlined=False, idle=True))
-    second = launched(engine.tell(Ingested(AttemptId("output"), 100)))
-    assert first.run is not None and second.run is not None and second.step is not None
+    assert only(engine.tell(Ingested(AttemptId("output"), 100)), RunMixed) == []
+    assert first.run is not None
     actions = engine.tell(others("online", 10))
     assert only(actions, GiveWay) == [GiveWay(first.run.pass_id)]
-    engine.tell(ev.MixedDone(None, PassGaveWay(first.run.pass_id)))
-    actions = engine.ends(second)
-    assert only(actions, Commit) == [], "nothing of it counts"
+    mixed = launched(engine.tell(ev.MixedDone(None, PassGaveWay(first.run.pass_id))))
+    assert mixed.step is None and tokens_of(mixed) == {"online": 10}
     engine.core.validate()
+
+
+def test_an_output_that_begins_has_its_second_token_with_the_next_step() -> None:
+    """With overlap, too: no step without it is launched ahead of that."""
+    engine = Engine(overlap=True)
+    first, second = only(engine.decoding("old", tbt_slo_ms=9.0), RunMixed)
+    assert only(engine.tell(own("new", 6)), RunMixed) == []
+    mixed = launched(engine.ends(first))
+    assert tokens_of(mixed) == {"new": 6}
+    assert only(engine.ends(second), RunMixed) == []
+    assert {row.attempt_id for row in only(engine.ends(mixed), RunMixed)[0].step.rows} == {"old", "new"}
+
+
+def test_who_has_waited_for_his_first_step_has_so_much_less_time_for_it() -> None:
+    """A prompt is handed over in the middle of a step."""
+    tokens = []
+    for waited_ms in (0.0, 0.5):
+        engine = Engine()
+        mixed = launched(engine.decoding("old", tbt_slo_ms=5.0))
+        engine.tell(own("prompt", 60))
+        engine.tell(own("new", 5, inlined=False, tbt_slo_ms=5.0))
+        engine.tell(Ingested(AttemptId("new"), 100))
+        mixed = launched(engine.ends(mixed, elapsed_ms=waited_ms))
+        assert mixed.step is not None and len(mixed.step.rows) == 2
+        tokens.append(tokens_of(mixed)["prompt"])
+    assert tokens[0] - tokens[1] == pytest.approx(OBJECTIVE_SHARE * 0.5 / PREFILL_COST.per_token_ms, abs=1)
+
+
+def test_a_pass_alone_is_short_while_outputs_are_on_their_way() -> None:
+    tokens = []
+    for promised in (False, True):
+        engine = Engine()
+        if promised:
+            engine.tell(own("output", 5, inlined=False, tbt_slo_ms=4.0))
+        tokens.append(tokens_of(launched(engine.tell(own("prompt", 60))))["prompt"])
+    assert tokens[1] == int((PROMISED_SHARE * 4.0 - PREFILL_COST.fixed_ms) / PREFILL_COST.per_token_ms) < tokens[0] == CHUNK_TOKENS
 
 
 def test_idle_outputs_give_their_slots_to_a_prompt_for_another_node_and_idle_prompts_to_an_output() -> None:
