@@ -246,11 +246,13 @@ class MixedCore:
             self._out += self.prefill.give_way()
 
     def _before_outputs(self) -> WithStep | None:
-        """What a pass without a step has to heed: outputs are on their way here that may arrive in its middle."""
+        """What a pass without a step has to heed: outputs are on their way here that may arrive in its middle. Half of it is for prompts at
+        least, however little the objective leaves beside what a pass takes by itself."""
         objective_ms = self.decode.promised_objective_ms
         if objective_ms == math.inf or not self.prefill.has_prompts:
             return None
-        return WithStep(PROMISED_SHARE * objective_ms - self.prefill.cost.fixed_ms)
+        fixed_ms = self.prefill.cost.fixed_ms
+        return WithStep(max(PROMISED_SHARE * objective_ms - fixed_ms, fixed_ms))
 
     def _ended(self, step: decoding.StepDone | decoding.StepFailed | None, ran: prefilling.PassEnded | None, now: float) -> None:
         ended = self._in_flight.popleft()
