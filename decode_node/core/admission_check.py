@@ -24,8 +24,8 @@ def predict_step_ms(cost: DecodeCost, running: Collection[DecodeAttempt], joinin
 def refusal(cost: DecodeCost, accepted: Collection[DecodeAttempt], joining: DecodeAttempt, max_batch: int) -> str | None:
     """Why the attempt may not come in; None when it may."""
     running = [attempt for attempt in accepted if attempt.has_begun and not attempt.idle]
-    objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]
+    objective_ms = min(attempt.objective_ms for attempt in (*running, joining))
     predicted_ms = predict_step_ms(cost, running, joining, max_batch)
-    if objectives and predicted_ms > min(objectives):
-        return f"a step would take {predicted_ms:.1f} ms, more than the objective of {min(objectives):g} ms"
+    if predicted_ms > objective_ms:
+        return f"a step would take {predicted_ms:.1f} ms, more than the objective of {objective_ms:g} ms"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,8 +72,8 @@ class DecodeAttempt:
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()
-    waits_since: float | None = None
-    """When it could have had its first step, which has not been launched yet."""
+    ready_since: float | None = None
+    """Since when a prompt that was handed over has been here, as long as the first step has not been launched."""
     output_ids: list[int] = field(default_factory=list)
     """Everything since the original prompt. The last one's KV is not computed yet."""
     ahead: int = 0
@@ -122,9 +123,14 @@ class DecodeAttempt:
         )
 
     @property
-    def tbt_slo_ms(self) -> float:
-        """0: it has no objective."""
-        return self.start.tbt_slo_ms
+    def objective_ms(self) -> float:
+        """For the time between tokens; inf: it has none."""
+        return self.start.tbt_slo_ms if self.start.tbt_slo_ms > 0 else math.inf
+
+    def left_ms(self, now: float) -> float:
+        """Of its objective, for a step that is launched now."""
+        waited_s = 0.0 if self.ready_since is None else now - self.ready_since
+        return self.objective_ms - 1000 * waited_s
 
     @property
     def inlined(self) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -136,8 +136,6 @@ class DecodeCore:
         self._holders = SlotHolders(settings.max_batch, settings.block_tokens)
         self._claims = SlotClaims()
         self._steps = StepsInFlight()
-        self._objective_ms = math.inf
-        """Of the step that was launched last, by the least of those in it."""
         self._loads = LoadsInFlight()
         self._room_awaited_until = float("-inf")
         """Slots were taken from an attempt that a peer may still be writing, or from one in idle capacity: until they are here, or then,
@@ -214,26 +212,24 @@ class DecodeCore:
         if not batch or (batch[0].idle and (self._steps or others_wait or not turns.may_begin(now))):
             return None
         most = 0 if others_wait or self._guess_price.compares else settings.most_drafted
-        self._objective_ms = min((_left_ms(attempt, now) for attempt in batch if attempt.tbt_slo_ms > 0), default=math.inf)
-        for attempt in batch:
-            attempt.waits_since = None
-        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens))
+        return self._steps.launch(batch, scheduling.drafts(batch, self.cost, self._guess_price, most, settings.block_tokens), now)
 
     def foreseen(self) -> ForeseenStep:
         """What is known beforehand of the step that was launched last."""
         step = self._steps.last
-        return self._foresee(step.attempts, self._objective_ms, step.run.most_drafted)
+        return self._foresee(step.attempts, step.objective_ms, step.run.most_drafted)
 
     def foreseen_next(self) -> ForeseenStep | None:
         """The same of a step of all that run, as far as it has places; None: none runs."""
         running = [attempt for attempt in self._holders if attempt.phase == "running"][: self._settings.max_batch]
-        return self._foresee(running, _least_objective_ms(running)) if running else None
+        return self._foresee(running, min(attempt.objective_ms for attempt in running)) if running else None
 
     @property
     def promised_objective_ms(self) -> float:
         """The least objective for the time between tokens of those outputs, not in idle capacity, whose prompts are on their way here; inf:
         there are none."""
-        return _least_objective_ms(attempt for attempt in self._holders if attempt.phase == "ingesting" and not attempt.idle)
+        promised = (one.objective_ms for one in self._holders if one.phase == "ingesting" and not one.idle)
+        return min(promised, default=math.inf)
 
     def _foresee(self, attempts: Sequence[DecodeAttempt], objective_ms: float, most_drafted: int = 0) -> ForeseenStep:
         without_ms = self.cost.predict_ms(len(attempts), sum(attempt.context_tokens for attempt in attempts))
@@ -593,7 +589,7 @@ class DecodeCore:
             # The prefill side has told the gateway so: nothing is left to say.
             self._forget(attempt)
             return
-        attempt.waits_since = now
+        attempt.ready_since = now
         attempt.begin(first_token, self._settings.block_tokens, loads=self._settings.loads_ahead)
         self._grow_ahead(attempt)
 
@@ -852,14 +848,3 @@ class DecodeCore:
         self._holders.leave(attempt)
         self._claims.leave(attempt.attempt_id)
         self._prompts.ends(attempt.attempt_id)
-
-
-def _least_objective_ms(attempts: Iterable[DecodeAttempt]) -> float:
-    """inf: none of them has one."""
-    return min((attempt.tbt_slo_ms for attempt in attempts if attempt.tbt_slo_ms > 0), default=math.inf)
-
-
-def _left_ms(attempt: DecodeAttempt, now: float) -> float:
-    """Of its objective, for the step that is launched now."""
-    waited_s = 0.0 if attempt.waits_since is None else now - attempt.waits_since
-    return attempt.tbt_slo_ms - 1000 * waited_s

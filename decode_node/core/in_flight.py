@@ -19,6 +19,8 @@ class StepInFlight:
 
     run: RunStep
     attempts: tuple[DecodeAttempt, ...]
+    objective_ms: float
+    """What was left, when it was launched, of the least objective of those in it; inf: none of them has one."""
     releases: dict[AttemptId, Release] = field(default_factory=dict)
 
     @property
@@ -40,16 +42,18 @@ class StepsInFlight:
     def __iter__(self) -> Iterator[StepInFlight]:
         return iter(self._steps)
 
-    def launch(self, batch: Iterable[DecodeAttempt], drafts: Sequence[int]) -> RunStep:
+    def launch(self, batch: Iterable[DecodeAttempt], drafts: Sequence[int], now: float) -> RunStep:
         """Begins a step of these attempts, so many tokens of each of which may be guessed."""
         attempts = tuple(batch)
+        objective_ms = min(attempt.left_ms(now) for attempt in attempts)
         run = RunStep(self._next_id, tuple(attempt.row(most) for attempt, most in zip(attempts, drafts, strict=True)))
         self._next_id += 1
         for attempt, most in zip(attempts, drafts, strict=True):
             attempt.ahead += 1
             attempt.drafted_ahead += most
             attempt.last_drafted = most
-        self._steps.append(StepInFlight(run, attempts))
+            attempt.ready_since = None
+        self._steps.append(StepInFlight(run, attempts, objective_ms))
         return run
 
     @property

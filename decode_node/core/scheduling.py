@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from decode_node.core.attempt import DecodeAttempt
@@ -47,9 +48,9 @@ def _idle_ones(
     if not runnable or (not others and not next(iter(attempts)).idle):
         return chosen
     sequences, context = len(others), sum(attempt.context_tokens for attempt in others)
-    objectives = [attempt.tbt_slo_ms for attempt in (*others, *runnable) if attempt.tbt_slo_ms > 0]
+    objective_ms = min(attempt.objective_ms for attempt in (*others, *runnable))
     others_ms = cost.predict_ms(sequences, context) if others else 0.0
-    most_ms = most_with_idle_ms(others_ms, min(objectives, default=0.0), slowdown)
+    most_ms = most_with_idle_ms(others_ms, objective_ms, slowdown)
     for attempt in runnable[:places]:
         sequences, context = sequences + 1, context + attempt.context_tokens
         if cost.predict_ms(sequences, context) > most_ms and (chosen or others):
@@ -68,11 +69,11 @@ def drafts(batch: Sequence[DecodeAttempt], cost: DecodeCost, price: GuessPrice, 
         return foretold
     predicted_ms = cost.predict_ms(size, sum(attempt.context_tokens for attempt in batch))
     row_ms = price.row_ms(cost, predicted_ms)
-    objectives = [attempt.tbt_slo_ms for attempt in batch if attempt.tbt_slo_ms > 0]
+    objective_ms = min(attempt.objective_ms for attempt in batch)
     idle = batch[0].idle
     left, share = sum(foretold) + most * size, IDLE_STEP_SHARE if idle else _GUESSING_SHARE
-    if objectives:
-        left = max(0, int((share * min(objectives) - predicted_ms) / row_ms))
+    if objective_ms < math.inf:
+        left = max(0, int((share * objective_ms - predicted_ms) / row_ms))
     drafted = []
     for count in foretold:
         drafted.append(min(count, left))

@@ -89,7 +89,7 @@ class PrefillCore:
         """How many of them are in idle capacity."""
         self._claims = SlotClaims()
         self._shared = SharedPrefixes()
-        self._passes = PassesInFlight(settings.num_stages, ahead=settings.mixes)
+        self._passes = PassesInFlight(settings.num_stages)
         self._had_room = True
         """For a pass, before the event."""
         self._idle = IdleTime()

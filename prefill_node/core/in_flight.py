@@ -62,10 +62,8 @@ class PassesInFlight:
     """The passes: at most `most_passes`, the oldest first. Every stage takes them in this order, and in this order they end: so a pass that
     is void may be followed by one that writes the same slots, whatever the stages are at."""
 
-    def __init__(self, stages: int, ahead: bool = False) -> None:
-        """`ahead`: a pass is launched while another runs, though there is no further stage."""
-        self._stages, self._ahead = stages, ahead
-        self._most = max(2, most_passes(stages)) if ahead else most_passes(stages)
+    def __init__(self, stages: int) -> None:
+        self._stages, self._most = stages, most_passes(stages)
         self._passes: dict[int, PassInFlight] = {}
         self._next_id = 0
 
@@ -78,7 +76,7 @@ class PassesInFlight:
     @property
     def has_room(self) -> bool:
         """Whether the first stage waits for a pass, and so does the memory of the others."""
-        return not self._passes or (len(self._passes) < self._most and (self._ahead or all(one.left for one in self)))
+        return not self._passes or (len(self._passes) < self._most and all(one.left for one in self))
 
     @property
     def waiting(self) -> Sequence[RunPass]:
